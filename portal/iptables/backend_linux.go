@@ -318,7 +318,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 
 // Parts compares the chains and the jumps to them.
 func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
-	want := map[string]*table{}
+	want := map[string]*contents{}
 	addListeners(want, f.at)
 	addAccept(want, f.at, f.accepted)
 	addAnswers(want, f.at)
@@ -342,7 +342,7 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 			for _, jump := range want[name].jumps {
 				chain := jump.spec.jump
 				specs, there := have.chains[chain]
-				there = there && slices.ContainsFunc(have.jumps, func(h foundJump) bool { return h.chain == jump.chain && h.spec == jump.spec })
+				there = there && slices.ContainsFunc(have.jumps, func(h jumpRule) bool { return h.plain() == jump })
 				parts = append(parts, portal.Part{Family: f.family, Name: "chain " + chain + " of table " + name,
 					State: portal.StateOf(there, slices.Equal(specs, want[name].chains[chain])), Text: redirect.Joined(want[name].chains[chain])})
 			}
@@ -353,7 +353,7 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 
 // notes returns the wanted notes for each table: the existing ones, and those for objects that iptables-nft creates
 // with the next change.
-func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {
+func (f *backend) notes(wanted map[string]*contents) (map[string][]string, error) {
 	if !f.variant.nft {
 		return nil, nil
 	}
@@ -404,10 +404,10 @@ func (f *backend) specs(r portal.Rule) (specs []spec) {
 
 // tablesFor returns the tables in which to try rules: those that hold some of them, and nat. Using another table would
 // make the kernel set it up.
-func (f *backend) tablesFor(rules []portal.Rule) map[string]*table {
+func (f *backend) tablesFor(rules []portal.Rule) map[string]*contents {
 	tables := layOut(rules, f.at)
 	if tables[tableNAT] == nil {
-		tables[tableNAT] = &table{}
+		tables[tableNAT] = &contents{}
 	}
 	return tables
 }
@@ -424,7 +424,7 @@ func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 		f.at.GiveUpOwnOnly(f.log, err)
 		gaveUp = true
 	}
-	if err := f.tryTogether(ctx, func(tables map[string]*table, at redirect.Setting) {
+	if err := f.tryTogether(ctx, func(tables map[string]*contents, at redirect.Setting) {
 		addAccept(tables, at, f.accepted[:min(1, len(f.accepted))]) // at most one rule, so that no chains are below it
 	}); err != nil {
 		f.log.WithError(err).Info("No rule accepts redirected packets; a host firewall must accept them")
@@ -444,8 +444,8 @@ func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 }
 
 // tryTogether puts the rules that add adds into scratch chains, and returns an error if these are refused.
-func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, redirect.Setting)) error {
-	tables := map[string]*table{}
+func (f *backend) tryTogether(ctx context.Context, add func(map[string]*contents, redirect.Setting)) error {
+	tables := map[string]*contents{}
 	if add(tables, f.at); len(tables) == 0 {
 		return nil
 	}
@@ -463,7 +463,7 @@ func (f *backend) Tried(rules []portal.Rule) {
 }
 
 // putScratch puts the rules of tables into scratch chains.
-func (f *backend) putScratch(ctx context.Context, tables map[string]*table) error {
+func (f *backend) putScratch(ctx context.Context, tables map[string]*contents) error {
 	for name := range tables {
 		if err := f.noteTable(name); err != nil {
 			return redirect.MarkUndecided(err)
@@ -501,7 +501,7 @@ func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
 }
 
 // scratchScript returns a script for iptables-restore that puts all rules of these tables into scratch chains.
-func scratchScript(tables map[string]*table) (script string) {
+func scratchScript(tables map[string]*contents) (script string) {
 	for name, t := range tables {
 		var rules []string
 		for _, s := range allRules(t.chains) {

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -15,11 +16,11 @@ type change struct {
 
 // diff computes the change from the installed to the wanted state. It skips chains that are as wanted, and rewrites
 // differing ones as a whole, which iptables-restore does in one step per table. It puts a missing jump first in its
-// chain, or last if wantedJump.last says so. With toFront it moves a jump that other rules precede back to the front,
-// unless wantedJump.anywhere allows its position.
+// chain, or last if jumpRule.last says so. With toFront it moves a jump that other rules precede back to the front,
+// unless jumpRule.anywhere allows its position.
 //
 // keep are chains without rules, by table: diff creates missing ones, and keeps the others.
-func diff(installed map[string]*contents, wanted map[string]*table, keep map[string][]string, toFront bool) change {
+func diff(installed map[string]*contents, wanted map[string]*contents, keep map[string][]string, toFront bool) change {
 	var all strings.Builder
 	var repairs []string
 	for _, name := range tableNames {
@@ -28,7 +29,7 @@ func diff(installed map[string]*contents, wanted map[string]*table, keep map[str
 			have = &contents{}
 		}
 		if want == nil {
-			want = &table{}
+			want = &contents{}
 		}
 		script, changed := diffTable(have, want, keep[name], toFront)
 		if len(changed) > 0 {
@@ -41,7 +42,7 @@ func diff(installed map[string]*contents, wanted map[string]*table, keep map[str
 	return change{script: all.String(), repairs: repairs}
 }
 
-func diffTable(have *contents, want *table, keep []string, toFront bool) (script string, changed []string) {
+func diffTable(have, want *contents, keep []string, toFront bool) (script string, changed []string) {
 	var declare, rules, jumps, remove strings.Builder
 	for _, chain := range keep {
 		if _, there := have.chains[chain]; !there {
@@ -74,21 +75,21 @@ func diffTable(have *contents, want *table, keep []string, toFront bool) (script
 }
 
 // diffJumps keeps each wanted jump once and removes all others.
-func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront bool) (changed []string) {
-	count := map[wantedJump]int{}
+func diffJumps(b *strings.Builder, have, want []jumpRule, toFront bool) (changed []string) {
+	count := map[jumpRule]int{}
 	for _, h := range have {
-		count[wantedJump{h.chain, h.spec}]++
+		count[h.plain()]++
 	}
-	stays := map[wantedJump]bool{}
+	stays := map[jumpRule]bool{}
 	for _, h := range have {
-		key := wantedJump{h.chain, h.spec}
+		key := h.plain()
 		// -D removes the first rule that matches, so one of several duplicates cannot be kept: all are removed, and one
 		// is added.
-		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront || key.anywhere()) {
+		if slices.Contains(want, key) && count[key] == 1 && (h.position <= 1 || !toFront || key.anywhere()) {
 			stays[key] = true
 			continue
 		}
-		b.WriteString("-D " + h.chain + " " + h.raw + "\n")
+		b.WriteString("-D " + h.chain + " " + cmp.Or(h.raw, h.spec.String()) + "\n")
 		changed = append(changed, h.chain)
 	}
 	for _, w := range want {
@@ -106,7 +107,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 }
 
 // movedDown reports whether a jump that has to be first in its chain is installed, but no longer first.
-func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
+func movedDown(installed map[string]*contents, wanted map[string]*contents) bool {
 	for name, want := range wanted {
 		have := installed[name]
 		if have == nil {
@@ -116,7 +117,7 @@ func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 			if w.anywhere() {
 				continue
 			}
-			first := slices.IndexFunc(have.jumps, func(h foundJump) bool { return h.chain == w.chain && h.spec == w.spec })
+			first := slices.IndexFunc(have.jumps, func(h jumpRule) bool { return h.plain() == w })
 			if first >= 0 && have.jumps[first].position > 1 {
 				return true
 			}
@@ -126,14 +127,10 @@ func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 }
 
 // asInstalled returns the tables' contents after wanted has been installed.
-func asInstalled(wanted map[string]*table, keep map[string][]string) map[string]*contents {
+func asInstalled(wanted map[string]*contents, keep map[string][]string) map[string]*contents {
 	installed := map[string]*contents{}
 	for name, want := range wanted {
-		c := &contents{chains: maps.Clone(want.chains)}
-		for _, w := range want.jumps {
-			c.jumps = append(c.jumps, foundJump{w.chain, 1, w.spec, w.spec.String()})
-		}
-		installed[name] = c
+		installed[name] = &contents{chains: maps.Clone(want.chains), jumps: slices.Clone(want.jumps)}
 	}
 	for name, chains := range keep {
 		if installed[name] == nil {

@@ -77,7 +77,7 @@ func restored(t *testing.T, installed map[string]*contents, script string) map[s
 		case verb == "-X":
 			delete(table.chains, chain)
 		case verb == "-D":
-			i := slices.IndexFunc(table.jumps, func(j foundJump) bool { return j.chain == chain && j.raw == raw })
+			i := slices.IndexFunc(table.jumps, func(j jumpRule) bool { return j.chain == chain && j.raw == raw })
 			if i < 0 {
 				t.Fatalf("%q finds nothing to delete", line)
 			}
@@ -88,7 +88,7 @@ func restored(t *testing.T, installed map[string]*contents, script string) map[s
 			if err != nil {
 				t.Fatalf("%q has no position", line)
 			}
-			table.jumps = append(table.jumps, foundJump{chain, n, parseSpec(words(spec)), spec})
+			table.jumps = append(table.jumps, jumpRule{chain, n, parseSpec(words(spec)), spec})
 		case line != "COMMIT":
 			t.Fatalf("%q is nothing for iptables-restore", line)
 		}

@@ -113,31 +113,19 @@ const splitBits = 4
 // maxChainName is the maximum length of a chain's name (XT_EXTENSION_MAXNAMELEN is 29 with the terminating zero).
 const maxChainName = 28
 
-// table is the wanted state of one iptables table.
-type table struct {
-	chains map[string][]spec
-	jumps  []wantedJump
-}
-
-// wantedJump is a jump from a built-in chain into one of usher's.
-type wantedJump struct {
-	chain string
-	spec  spec
-}
-
 // anywhere reports whether other rules may precede the jump. They may precede a jump to a chain that sets marks, since
 // they do not match these marks. In the table filter, CNI plugins also claim the first position; usher does not
 // compete.
-func (w wantedJump) anywhere() bool {
-	return w.last() || w.spec.jump == chainCIDRs || w.spec.jump == chainAccept
+func (j jumpRule) anywhere() bool {
+	return j.last() || j.spec.jump == chainCIDRs || j.spec.jump == chainAccept
 }
 
 // last reports whether the jump is added at the end of the chain.
-func (w wantedJump) last() bool { return w.spec.jump == chainSent || w.spec.jump == chainAnswers }
+func (j jumpRule) last() bool { return j.spec.jump == chainSent || j.spec.jump == chainAnswers }
 
 // layOut returns the tables with their chains and rules. rules must be in the order of Target.Compare, all of one
 // family, and valid. The result has no unneeded table.
-func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
+func layOut(rules []portal.Rule, at redirect.Setting) map[string]*contents {
 	nat := &layouter{at: at, chains: map[string][]spec{}}
 	nat.specs = nat.redirect
 	drop := &layouter{at: at, chains: map[string][]spec{}}
@@ -150,7 +138,7 @@ func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 			drop.rules = append(drop.rules, r)
 		}
 	}
-	tables := map[string]*table{}
+	tables := map[string]*contents{}
 	if len(nat.rules) > 0 {
 		nat.root(chainPortals)
 		tables[tableNAT] = nat.table(chainPortals, spec{comment: "usher: portals of Services"}, 0)
@@ -163,20 +151,20 @@ func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 }
 
 // addChain adds a chain to a table, and the jump to it, which may have a comment.
-func addChain(tables map[string]*table, at redirect.Setting, name, from string, jump spec, specs []spec) {
+func addChain(tables map[string]*contents, at redirect.Setting, name, from string, jump spec, specs []spec) {
 	t := tables[name]
 	if t == nil {
-		t = &table{chains: map[string][]spec{}}
+		t = &contents{chains: map[string][]spec{}}
 		tables[name] = t
 	}
 	if !at.Comment {
 		jump.comment = ""
 	}
-	t.chains[jump.jump], t.jumps = specs, append(t.jumps, wantedJump{from, jump})
+	t.chains[jump.jump], t.jumps = specs, append(t.jumps, jumpRule{chain: from, spec: jump})
 }
 
 // addListeners adds the rules by which only usher's sockets receive packets redirected to the redirect address.
-func addListeners(tables map[string]*table, at redirect.Setting) {
+func addListeners(tables map[string]*contents, at redirect.Setting) {
 	if !at.OwnOnly || !at.RedirectAddr.IsValid() {
 		return
 	}
@@ -215,7 +203,7 @@ func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family p
 }
 
 // addAccept adds the rules in INPUT that accept redirected packets and packets for ports, the result of accepted.
-func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rule) {
+func addAccept(tables map[string]*contents, at redirect.Setting, ports []portal.Rule) {
 	l := &layouter{at: at, chains: map[string][]spec{}}
 	if at.RedirectAddr.IsValid() {
 		to := redirect.Match{Dst: netip.PrefixFrom(at.RedirectAddr, at.RedirectAddr.BitLen())}
@@ -237,7 +225,7 @@ func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rul
 }
 
 // addServiceCIDRs adds the rules that reject new connections to the service CIDRs that were not redirected.
-func addServiceCIDRs(tables map[string]*table, at redirect.Setting) {
+func addServiceCIDRs(tables map[string]*contents, at redirect.Setting) {
 	if len(at.ServiceCIDRs) == 0 || at.NoReject {
 		return
 	}
@@ -257,7 +245,7 @@ func addServiceCIDRs(tables map[string]*table, at redirect.Setting) {
 
 // addAnswers adds the rules for Setting.Answers. Once installed, they stay even without Services: open connections need
 // them.
-func addAnswers(tables map[string]*table, at redirect.Setting) {
+func addAnswers(tables map[string]*contents, at redirect.Setting) {
 	if !at.Answers {
 		return
 	}
@@ -293,14 +281,14 @@ type layouter struct {
 // the node's own. Both match as jump does; that from OUTPUT excludes usher's own packets, by their mark. Those to this
 // node then come in by lo, still marked: the jump from PREROUTING excludes markIn, if not 0. A packet passes nat only
 // once, so nat needs no markIn.
-func (l *layouter) table(root string, jump spec, markIn uint32) *table {
+func (l *layouter) table(root string, jump spec, markIn uint32) *contents {
 	jump.jump, jump.toPort = root, -1
 	if !l.at.Comment {
 		jump.comment = ""
 	}
 	in, out := jump, jump
 	in.unmarked, out.unmarked = markIn, l.at.Mark
-	return &table{chains: l.chains, jumps: []wantedJump{{"PREROUTING", in}, {"OUTPUT", out}}}
+	return &contents{chains: l.chains, jumps: []jumpRule{{chain: "PREROUTING", spec: in}, {chain: "OUTPUT", spec: out}}}
 }
 
 // redirect returns nat's rules for r.

@@ -60,7 +60,7 @@ var _ = Describe("the layout of iptables chains", func() {
 			`-d 10.96.0.11/32 -p udp -m udp --dport 53 -m comment --comment "default/none:http" -j DNAT --to-destination 192.0.0.117:0`,
 		}))
 		jump := spec{comment: "usher: portals of Services", jump: "USHER-PORTALS", toPort: -1}
-		Expect(nat.jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
+		Expect(nat.jumps).To(Equal([]jumpRule{{chain: "PREROUTING", spec: jump}, {chain: "OUTPUT", spec: jump}}))
 	})
 
 	It("skips packets that this node sends with the mark, also when they arrive on lo", func() {
@@ -84,7 +84,7 @@ var _ = Describe("the layout of iptables chains", func() {
 	It("lets only transparent sockets receive new flows to the redirect address, except on port 0", func() {
 		at := redirects.Usual
 		at.OwnOnly = true
-		tables := map[string]*table{}
+		tables := map[string]*contents{}
 		addListeners(tables, at)
 		mangle := tables[tableMangle]
 		Expect(mangle.jumps).To(HaveLen(1))
@@ -104,7 +104,7 @@ var _ = Describe("the layout of iptables chains", func() {
 	})
 
 	It("accepts packets redirected to the redirect address, but not those sent to it", func() {
-		tables := map[string]*table{}
+		tables := map[string]*contents{}
 		at := redirects.Usual
 		at.HealthChecks = []uint16{32000}
 		addAccept(tables, at, accepted(nil, at, portal.IPv4))
@@ -126,7 +126,7 @@ var _ = Describe("the layout of iptables chains", func() {
 			t := To(portal.TCP, netip.MustParseAddr("10.96.0.10"), 1+i)
 			rules[t] = Redirect(t, 40000+i)
 		}
-		tables := map[string]*table{}
+		tables := map[string]*contents{}
 		addAccept(tables, at, accepted(rules, at, portal.IPv4))
 		end, compared := walk(tables["filter"].chains, "USHER-ACCEPT", To(portal.TCP, node, 40999), true)
 		Expect(end.String()).To(Equal("-p tcp -m tcp --dport 40999 -m conntrack --ctstate DNAT -j ACCEPT"))
@@ -139,7 +139,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		at := redirects.Usual
 		at.Mark, at.Answers = 0x1000, true
 		at.Aliases = []redirect.Alias{{Of: netip.MustParsePrefix("10.1.1.0/24"), As: netip.MustParsePrefix("198.18.1.0/24")}}
-		layOut := func(at redirect.Setting, rules ...portal.Rule) map[string]*table {
+		layOut := func(at redirect.Setting, rules ...portal.Rule) map[string]*contents {
 			tables := layOut(rules, at)
 			addAnswers(tables, at)
 			return tables
@@ -186,7 +186,7 @@ var _ = Describe("the layout of iptables chains", func() {
 					table.jumps[i].position = 3
 				}
 			}
-			Expect(movedDown(have, map[string]*table{"mangle": tables["mangle"]})).To(BeFalse())
+			Expect(movedDown(have, map[string]*contents{"mangle": tables["mangle"]})).To(BeFalse())
 			Expect(movedDown(have, tables)).To(BeTrue())
 			c := diff(have, tables, nil, true)
 			Expect(c.script).To(And(ContainSubstring("-I POSTROUTING 1 "), Not(ContainSubstring("*mangle"))))
@@ -255,7 +255,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(lines(tables["mangle"].chains, "USHER-DROP")).To(HaveExactElements(
 			`-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/local:http" -j DROP`))
 		jump := spec{fresh: true, comment: "usher: clients that Services do not admit", jump: "USHER-DROP", toPort: -1}
-		Expect(tables["mangle"].jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
+		Expect(tables["mangle"].jumps).To(Equal([]jumpRule{{chain: "PREROUTING", spec: jump}, {chain: "OUTPUT", spec: jump}}))
 	})
 
 	It("drops only connections from outside, and redirects this node's, if a port is given", func() {

@@ -193,7 +193,7 @@ func removeFamily(ctx context.Context, v variant, family portal.Family, opts por
 	tables := parseSave(text)
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
 		have := tables[name]
-		script, changed := diffTable(have, &table{}, nil, false)
+		script, changed := diffTable(have, &contents{}, nil, false)
 		if len(changed) == 0 {
 			continue
 		}

@@ -49,7 +49,7 @@ func nftChains(family portal.Family, table string) (chains []*nftables.Chain, ex
 }
 
 // notesFor returns the notes to leave when jumps are put into the base chains of a table.
-func notesFor(family portal.Family, table string, jumps []wantedJump) ([]string, error) {
+func notesFor(family portal.Family, table string, jumps []jumpRule) ([]string, error) {
 	chains, exists, err := nftChains(family, table)
 	if err != nil {
 		return nil, err

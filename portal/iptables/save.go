@@ -15,19 +15,23 @@ import (
 // process created it.
 const chainPrefix = "USHER-"
 
-// contents is usher's part of one table: chains by name with their rules, and the jumps into them from other chains.
+// contents is usher's part of one table, wanted or installed: chains by name with their rules, and the jumps into them
+// from other chains.
 type contents struct {
 	chains map[string][]spec
-	jumps  []foundJump
+	jumps  []jumpRule
 }
 
-// foundJump is a rule that jumps from another chain into one of usher's.
-type foundJump struct {
+// jumpRule is a rule that jumps from another chain into one of usher's.
+type jumpRule struct {
 	chain    string // the chain that has the rule
-	position int    // the rule's number in that chain, from 1
+	position int    // the rule's number in that chain, from 1; 0 if it was not read from the kernel
 	spec     spec
-	raw      string // as printed by iptables-save, without "-A CHAIN"
+	raw      string // as printed by iptables-save, without "-A CHAIN"; "" if it was not read
 }
+
+// plain returns the jump as if it had not been read from the kernel.
+func (j jumpRule) plain() jumpRule { return jumpRule{chain: j.chain, spec: j.spec} }
 
 // parseSave parses the output of iptables-save into contents by table. It skips other lines, such as the warnings that
 // the nft variant prints.
@@ -55,7 +59,7 @@ func parseSave(text string) map[string]*contents {
 				table.chains[chain] = append(table.chains[chain], parseSpec(words(raw)))
 			} else if strings.Contains(raw, chainPrefix) {
 				if s := parseSpec(words(raw)); strings.HasPrefix(s.jump, chainPrefix) {
-					table.jumps = append(table.jumps, foundJump{chain, position[chain], s, raw})
+					table.jumps = append(table.jumps, jumpRule{chain, position[chain], s, raw})
 				}
 			}
 		}

@@ -57,7 +57,7 @@ var _ = Describe("the output of iptables-save", func() {
 		Expect(nat.chains["USHER-PORTALS"]).To(HaveLen(5))
 		raw := `-m comment --comment "usher: portals of Services" -j USHER-PORTALS`
 		jump := spec{comment: "usher: portals of Services", jump: "USHER-PORTALS", toPort: -1}
-		Expect(nat.jumps).To(Equal([]foundJump{{"PREROUTING", 2, jump, raw}, {"OUTPUT", 1, jump, raw}}))
+		Expect(nat.jumps).To(Equal([]jumpRule{{"PREROUTING", 2, jump, raw}, {"OUTPUT", 1, jump, raw}}))
 	})
 
 	It("contains the local ports that the rules redirect to", func() {
@@ -162,7 +162,7 @@ COMMIT
 		nat := had["nat"]
 		second := nat.jumps[0]
 		second.position = 2
-		nat.jumps = append(nat.jumps, second, foundJump{"INPUT", 1, jumpTo("USHER-PORTALS"), "-j USHER-PORTALS"})
+		nat.jumps = append(nat.jumps, second, jumpRule{"INPUT", 1, jumpTo("USHER-PORTALS"), "-j USHER-PORTALS"})
 		script := diff(had, wanted, nil, true).script
 		Expect(strings.Count(script, "-D PREROUTING ")).To(Equal(2))
 		Expect(strings.Count(script, "-I PREROUTING 1 ")).To(Equal(1))
