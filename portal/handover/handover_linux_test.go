@@ -466,7 +466,7 @@ var _ = Describe("the lock", func() {
 		holder, _, err := look("", wordHandOver)
 		Expect(err).NotTo(HaveOccurred())
 		defer holder.close()
-		Expect(holder.challenge.sign(holder.name, bySuccessor)).To(Succeed())
+		Expect(holder.theirs.sign(holder.name, bySuccessor)).To(Succeed())
 		Expect(holder.send(wordSigned)).To(Succeed())
 		Eventually(o.counts).WithTimeout(stepTimeout / 2).Should(Equal([3]int{1, 1, 0}))
 	})

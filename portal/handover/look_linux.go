@@ -32,17 +32,21 @@ const (
 
 func random() string { return strings.ToLower(rand.Text()) }
 
-// found is a holder that has proved its capability.
-type found struct {
+// contact is a connection to a process that listens under a holder's name.
+type contact struct {
 	peer
-	name      string    // of this process's end of the connection
-	challenge challenge // from the holder, for this process to sign
-	state     string    // stateHeld or stateWanted
+	name   string    // of this process's end of the connection
+	ours   challenge // for the holder to sign
+	theirs challenge // from the holder, for this process to sign; -1 until it has arrived
+	state  string    // stateHeld or stateWanted; valid once the holder has proved its capability
 }
 
-func (f *found) close() {
-	f.challenge.close()
-	f.Close()
+func (c *contact) close() {
+	c.ours.close()
+	if c.theirs >= 0 {
+		c.theirs.close()
+	}
+	c.Close()
 }
 
 // Claimed reports whether any process listens under a holder's name: usher, or a keeper that will restart it. Claimed
@@ -79,11 +83,11 @@ func Unclaimed() <-chan struct{} {
 // look sends word to all processes that listen under a holder's name, except own, and asks them to prove their
 // capability. It returns the first one that proves it and either has the lock or has precedence over own; nil if there
 // is none. strangers describes the processes that did not prove it. look takes at most lookTime.
-func look(own, word string) (holder *found, strangers []string, err error) {
+func look(own, word string) (holder *contact, strangers []string, err error) {
 	type answer struct {
-		name  string
-		found *found
-		err   error
+		name    string
+		contact *contact
+		err     error
 	}
 	answers, done := make(chan answer), make(chan struct{})
 	defer close(done)
@@ -137,12 +141,12 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 			}
 			_ = a.SetDeadline(end)
 			go func() {
-				f, err := a.ask(word)
+				err := a.ask(word)
 				select {
-				case answers <- answer{name, f, err}:
+				case answers <- answer{name, a, err}:
 				case <-done:
-					if f != nil {
-						f.close()
+					if err == nil {
+						a.close()
 					}
 				}
 			}()
@@ -166,12 +170,12 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 			case a.err != nil:
 				strangers = append(strangers, open[a.name])
 				delete(open, a.name)
-			case a.found.state == stateHeld || a.name < own:
-				holder = a.found
+			case a.contact.state == stateHeld || a.name < own:
+				holder = a.contact
 			default: // It still searches. When its search ends, it has either given way to this process or taken the lock: ask again.
-				looking[a.name] = a.found.String()
+				looking[a.name] = a.contact.String()
 				waiting = append(waiting, a.name)
-				go a.found.close()
+				go a.contact.close()
 			}
 		}
 	}
@@ -204,58 +208,38 @@ func holders() (names []string, err error) {
 	return names, lines.Err()
 }
 
-// approached is a process that listens under a holder's name, not verified yet.
-type approached struct {
-	peer
-	name      string
-	challenge challenge // for the holder to sign
-}
-
-func (a *approached) close() {
-	a.challenge.close()
-	a.Close()
-}
-
 // approach connects to the process that listens under a name.
-func approach(name string) (*approached, error) {
-	a := &approached{name: successorPrefix + random()}
-	conn, err := net.DialUnix(network, &net.UnixAddr{Name: a.name, Net: network}, &net.UnixAddr{Name: name, Net: network})
+func approach(name string) (*contact, error) {
+	c := &contact{name: successorPrefix + random(), theirs: -1}
+	conn, err := net.DialUnix(network, &net.UnixAddr{Name: c.name, Net: network}, &net.UnixAddr{Name: name, Net: network})
 	if err != nil {
 		return nil, err
 	}
-	a.peer = peer{conn}
-	if a.challenge, err = newChallenge(a.name, byHolder); err != nil {
-		a.Close()
+	c.peer = peer{conn}
+	if c.ours, err = newChallenge(c.name, byHolder); err != nil {
+		c.Close()
 		return nil, err
 	}
-	return a, nil
+	return c, nil
 }
 
-// ask asks an approached process to prove its capability, and returns it as a holder if it does. Otherwise a goroutine
-// closes the connection and its descriptors, since that may take long.
-func (a *approached) ask(word string) (_ *found, err error) {
-	f := &found{peer: a.peer, name: a.name, challenge: -1}
+// ask asks the process to prove its capability. If it does not, a goroutine closes the contact, since that may take
+// long.
+func (c *contact) ask(word string) (err error) {
 	interrupted(func() {
-		if err = f.send(word, int(a.challenge)); err != nil {
+		if err = c.send(word, int(c.ours)); err != nil {
 			return
 		}
-		if f.state, f.challenge, err = f.receiveChallenge(); err != nil {
+		if c.state, c.theirs, err = c.receiveChallenge(); err != nil {
 			return
 		}
-		has, failed := a.challenge.signed()
+		has, failed := c.ours.signed()
 		if err = failed; err == nil && !has {
 			err = errors.New("the process did not prove that it has CAP_NET_ADMIN")
 		}
 	})
-	if err == nil {
-		a.challenge.close()
-		return f, nil
+	if err != nil {
+		go c.close()
 	}
-	go func() {
-		if f.challenge >= 0 {
-			f.challenge.close()
-		}
-		a.close()
-	}()
-	return nil, err
+	return err
 }

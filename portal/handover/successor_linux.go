@@ -28,8 +28,9 @@ func Ask() (*Successor, error) {
 		return nil, fmt.Errorf("asking the running usher to hand over: %w", err)
 	}
 	s := &Successor{peer: holder.peer, Sockets: map[string]*os.File{}}
-	err = holder.challenge.sign(holder.name, bySuccessor)
-	holder.challenge.close()
+	err = holder.theirs.sign(holder.name, bySuccessor)
+	holder.theirs.close()
+	holder.ours.close()
 	if err == nil {
 		s.peer.within(stepTimeout)
 		err = s.peer.send(wordSigned)
