@@ -191,7 +191,11 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 	all := groups(a.proxy.Status())
 	a.starts.forget(all)
 	for _, g := range all {
-		since := a.starts.service(g, g.state(now), now)
+		g.look(now)
+		var since time.Time
+		if is := g.state(now); is != api.ServiceRejected { // the source's reports cover rejected ones
+			since = a.starts.service(g, is, now)
+		}
 		name := g.name()
 		object := "Service " + name.String()
 		for _, p := range g.portProblems() {

@@ -68,12 +68,14 @@ func (a *API) summary(g group, reports []config.Report, now time.Time) api.Servi
 
 // service returns since when a Service is in its state at now. If the Service is new, or was in another state,
 // service derives this from the known changes of its endpoints that are not ready. States up to degraded begin with
-// the first of these changes. Worse states begin with the last one, since one usable endpoint prevents them. service
-// also records the states of the endpoints.
+// the first of these changes. Worse states begin with the last one, since one usable endpoint prevents them.
 func (s *starts) service(g group, state api.ServiceState, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was, known := s.of[g.name()]
+	if known && was.state == state {
+		return was.since
+	}
 	began, found, last := now, false, state.Badness() > api.ServiceDegraded.Badness()
 	for i := range g {
 		for _, e := range g[i].Endpoints {
@@ -83,9 +85,6 @@ func (s *starts) service(g group, state api.ServiceState, now time.Time) time.Ti
 				began, found = since, true
 			}
 		}
-	}
-	if known && was.state == state {
-		return was.since
 	}
 	if s.of == nil {
 		s.of = map[types.NamespacedName]start{}
@@ -117,6 +116,15 @@ func endpointSince(e *balance.Endpoint, state api.EndpointState, now time.Time) 
 		return e.Since(uint8(state.Badness()), h.Since, true)
 	}
 	return e.Since(uint8(state.Badness()), now, false)
+}
+
+// look records the states of a Service's endpoints.
+func (g group) look(now time.Time) {
+	for i := range g {
+		for _, e := range g[i].Endpoints {
+			endpointSince(e, stateOf(&g[i], e, now), now)
+		}
+	}
 }
 
 // earliest returns the earliest start of each state that is a failure, among all endpoints.
