@@ -19,6 +19,18 @@ func TestWalk(t *testing.T) {
 	RunSpecs(t, "walk")
 }
 
+// expectNoFaults measures events until their figures match the ceilings, at most the given number of times.
+func expectNoFaults(times int, measure func() map[string]figures) {
+	GinkgoHelper()
+	var faults []string
+	for range times {
+		if faults = compare(measure()); len(faults) == 0 {
+			return
+		}
+	}
+	Expect(faults).To(BeEmpty(), strings.Join(faults, "\n"))
+}
+
 var _ = Describe("the walk of an event", Ordered, func() {
 	var m *meter
 	BeforeAll(func() {
@@ -29,8 +41,8 @@ var _ = Describe("the walk of an event", Ordered, func() {
 	})
 
 	It("matches its ceilings in the data plane", func() {
-		var faults []string
-		for range 20 { // a connection may be accepted before its first bytes arrive, and then waits for them
+		// A connection may be accepted before its first bytes arrive, and then waits for them.
+		expectNoFaults(20, func() map[string]figures {
 			recordings, err := m.dataEvents()
 			Expect(err).NotTo(HaveOccurred())
 			Expect(recordings).To(HaveLen(3))
@@ -38,27 +50,21 @@ var _ = Describe("the walk of an event", Ordered, func() {
 			for event, r := range recordings {
 				measured[event] = r.figures
 			}
-			if faults = compare(measured); len(faults) == 0 {
-				return
-			}
-		}
-		Expect(faults).To(BeEmpty(), strings.Join(faults, "\n"))
+			return measured
+		})
 	})
 
 	DescribeTable("matches its ceilings in the control plane,", func(source string) {
 		if err := mayControl(); err != nil {
 			Skip(err.Error())
 		}
-		var faults []string
-		for range 5 { // on a busy machine, late work of the start may be part of an event
+		// On a busy machine, late work of the start may be part of an event.
+		expectNoFaults(5, func() map[string]figures {
 			measured, err := m.controlEvents(source)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(measured).To(HaveLen(2))
-			if faults = compare(measured); len(faults) == 0 {
-				return
-			}
-		}
-		Expect(faults).To(BeEmpty(), strings.Join(faults, "\n"))
+			return measured
+		})
 	}, Entry("from an API server", "api"), Entry("from a file", "file"))
 })
 
