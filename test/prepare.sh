@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fetches and builds what specs of several suites need: kernels that they boot, and the programs of
-# Kubernetes. The specs do without it, but wait for the build then.
+# Kubernetes. Without it, the specs wait for the build.
 set -eu
 cd "$(dirname "$0")/.."
 test/kernel.sh

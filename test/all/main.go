@@ -38,12 +38,13 @@ func main() {
 	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}, slots: 2}
 	walk := suite{name: "test/walk", dir: ".", timeout: "20m", patterns: []string{"./test/walk"}}
-	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}, nice: true}
+	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}}
 	// One after the other, when CPUs are idle.
 	lint := suite{name: "lint", commands: []string{"nice -n 19 make lint", "nice -n 19 go run ./test/cross darwin/arm64 windows/amd64"}, nice: true}
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	stages := []stage{
-		{program, prepare, lint, cluster, packages, serial, release, arm64, dashboard, plain, deploy, house}, // the long ones first
+		{prepare}, // it uses all CPUs; specs beside it would wait, for its results or for a CPU
+		{cluster, program, lint, packages, serial, release, arm64, dashboard, plain, deploy, house}, // the long ones first
 		{monitoring, scale, walk, ground}, // scale and ground measure, or have time limits: not at the same time
 	}
 	if err := limit(stages, os.Args[1:]); err != nil {
@@ -67,7 +68,13 @@ func become(dir string, args []string) error {
 	runSpecs := strings.Join([]string{"github.com/onsi/ginkgo/v2", "RunSpecs"}, ".")
 	if bytes.Contains(binary, []byte(runSpecs)) {
 		report := fmt.Sprintf("%s/%d-%d.json", dir, os.Getpid(), time.Now().UnixNano()) // PIDs are reused
-		for _, flag := range specFlags(report) {
+		flags := specFlags(report)
+		for _, arg := range args {
+			if timeout, ok := strings.CutPrefix(arg, "-test.timeout="); ok {
+				flags = append(flags, "-timeout="+timeout) // Ginkgo's own default is 1 hour
+			}
+		}
+		for _, flag := range flags {
 			args = append(args, "-ginkgo."+strings.TrimPrefix(flag, "-"))
 		}
 	}

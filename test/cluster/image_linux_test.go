@@ -205,10 +205,8 @@ var _ = Describe("the command of docs/kubernetes.md that removes the rules of a 
 		Expect(err).NotTo(HaveOccurred())
 		command := regexp.MustCompile(`(?m)^kubectl debug node/NODE (?:.*\\\n)*.* usher cleanup$`).FindString(string(page))
 		Expect(command).NotTo(BeEmpty())
-		kubectl, err := control.Kubectl(GinkgoWriter)
-		Expect(err).NotTo(HaveOccurred())
 		shell := exec.Command("bash", "-c", strings.NewReplacer("NODE", here, "REGISTRY", "registry.invalid", "VERSION", containerTag).Replace(command))
-		shell.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(control.Admin, plane.Server()), "PATH="+filepath.Dir(kubectl)+":"+os.Getenv("PATH"))
+		shell.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(control.Admin, plane.Server()), "PATH="+filepath.Dir(binaries.Kubectl)+":"+os.Getenv("PATH"))
 		session := startIn(controlSpace, shell)
 		ctx, pods := context.Background(), plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
 		debugger := func() *corev1.Pod {

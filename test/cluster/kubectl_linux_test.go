@@ -161,9 +161,7 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		Expect(list.Items).To(HaveLen(1))
 		Expect(list.Items[0].Nodes).To(HaveExactElements(And(HaveField("Node", elsewhere), HaveField("Connections", 2))))
 
-		kubectl, err := control.Kubectl(GinkgoWriter)
-		Expect(err).NotTo(HaveOccurred())
-		for _, command := range [][]string{{kubectl, "usher"}, {filepath.Join(names, "kubectl-usher")}} {
+		for _, command := range [][]string{{binaries.Kubectl, "usher"}, {filepath.Join(names, "kubectl-usher")}} {
 			s := start(kubeconfig, command[0], append(command[1:], "trace", "web", "--follow=false")...)
 			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 			lines := strings.Split(strings.TrimSpace(string(s.Out.Contents())), "\n")

@@ -44,9 +44,7 @@ var _ = Describe("usher beside kube-proxy, with 10,000 Services of ten endpoints
 		if os.Getenv(resultsVariable) == "" {
 			Skip("a measurement: make bench CLUSTER=1")
 		}
-		kubeProxy, err := control.KubeProxy(GinkgoWriter)
-		Expect(err).NotTo(HaveOccurred())
-		b = newComparison(kubeProxy)
+		b = newComparison()
 		for n := range 10 {
 			serve(b.Pods, netip.AddrPortFrom(lab.Pod(n+1), 8080))
 			b.endpoints = append(b.endpoints, endpoint(lab.Pod(n+1)))
@@ -80,7 +78,6 @@ var _ = Describe("usher beside kube-proxy, with 10,000 Services of ten endpoints
 // comparison is the cluster in which the proxies are compared.
 type comparison struct {
 	*cluster
-	kubeProxy string // the program
 	endpoints []discoveryv1.Endpoint
 	late      int // number of Services created during measurements
 }
@@ -96,7 +93,7 @@ func (b *comparison) contenders() []contender {
 	kubeProxy := func(mode string) contender {
 		return contender{"kube-proxy-" + mode, func() *gexec.Session {
 			// All other flags have their defaults. These three preserve settings of the whole machine.
-			return startIn(b.Node, exec.Command(b.kubeProxy, "--kubeconfig="+config, "--proxy-mode="+mode, "--hostname-override="+here,
+			return startIn(b.Node, exec.Command(binaries.KubeProxy, "--kubeconfig="+config, "--proxy-mode="+mode, "--hostname-override="+here,
 				"--cluster-cidr="+control.PodCIDR4, "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"))
 		}}
 	}
@@ -108,10 +105,10 @@ func (b *comparison) contenders() []contender {
 
 // newComparison returns a cluster without controllers, which would use CPU time. It needs no cleanup: this is the only
 // selected spec, and the control plane ends with it.
-func newComparison(kubeProxy string) *comparison {
+func newComparison() *comparison {
 	GinkgoHelper()
 	plane.StopControllers()
-	b := &comparison{cluster: &cluster{Lab: lab.New(), api: plane.Client, namespace: "comparison"}, kubeProxy: kubeProxy}
+	b := &comparison{cluster: &cluster{Lab: lab.New(), api: plane.Client, namespace: "comparison"}}
 	b.connectControl()
 	b.node = b.Node.NewDialer(8)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.namespace}}

@@ -29,11 +29,11 @@ import (
 // spec starts and ends processes.
 type move struct {
 	*cluster
-	kubeProxy, config, mode string
-	svc                     *corev1.Service
-	flow                    net.Conn // a UDP client that stays from the start
-	page                    string   // the part of docs/kubernetes.md that remains to be done
-	lost                    map[string][]string
+	config, mode string
+	svc          *corev1.Service
+	flow         net.Conn // a UDP client that stays from the start
+	page         string   // the part of docs/kubernetes.md that remains to be done
+	lost         map[string][]string
 }
 
 // step starts a step of the page, which is identified by the command in it.
@@ -112,7 +112,7 @@ func (m *move) under(what string, do func()) {
 // startKubeProxy starts kube-proxy and waits until it has installed its rules.
 func (m *move) startKubeProxy() *gexec.Session {
 	GinkgoHelper()
-	s := startIn(m.Node, exec.Command(m.kubeProxy, "--config="+m.config))
+	s := startIn(m.Node, exec.Command(binaries.KubeProxy, "--config="+m.config))
 	DeferCleanup(func() { s.Kill().Wait(30 * time.Second) })
 	Eventually(m.kubeProxysRules).WithTimeout(time.Minute).Should(And(ContainSubstring(m.svc.Spec.ClusterIPs[0]), ContainSubstring(m.svc.Spec.ClusterIPs[1])))
 	return s
@@ -200,11 +200,9 @@ func expectAlive(open []*connection) {
 var _ = Describe("a node that migrates from kube-proxy to usher and back, by the steps of docs/kubernetes.md,", func() {
 	for _, mode := range []string{"iptables", "nftables"} {
 		It("loses no connection and no datagram that is sent again, with kube-proxy in mode "+mode, func() {
-			kubeProxy, err := control.KubeProxy(GinkgoWriter)
-			Expect(err).NotTo(HaveOccurred())
 			page, err := os.ReadFile(filepath.Join(control.Root(), "docs", "kubernetes.md"))
 			Expect(err).NotTo(HaveOccurred())
-			m := &move{cluster: newCluster(), kubeProxy: kubeProxy, mode: mode, page: string(page), lost: map[string][]string{}}
+			m := &move{cluster: newCluster(), mode: mode, page: string(page), lost: map[string][]string{}}
 			updateNodeStatus(here, func(n *corev1.Node) {
 				n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeOut4}, {Type: corev1.NodeInternalIP, Address: lab.NodeOut6}}
 			})
@@ -248,7 +246,7 @@ nftables: {masqueradeAll: true}
 				m.step("kubectl label node NODE usher=yes")
 				u = m.startUsher()
 				m.step("kube-proxy --cleanup")
-				m.Node.Output(kubeProxy, "--cleanup")
+				m.Node.Output(binaries.KubeProxy, "--cleanup")
 			})
 			m.step("curl http://127.0.0.1:10249/proxyMode")
 			Eventually(getting(m.node, adminURL+"/proxyMode")).WithTimeout(soon).Should(HaveField("Body", "userspace"))

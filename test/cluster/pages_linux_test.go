@@ -54,9 +54,7 @@ func (c *cluster) newReader(page string) *reader {
 	r := &reader{page: p, node: c.Node.WithTun(0o666), home: GinkgoT().TempDir()}
 	Expect(os.CopyFS(filepath.Join(r.home, "examples"), os.DirFS(filepath.Join(control.Root(), "examples")))).To(Succeed())
 	Expect(os.MkdirAll(filepath.Join(r.home, "bin"), 0o755)).To(Succeed())
-	kubectl, err := control.Kubectl(GinkgoWriter)
-	Expect(err).NotTo(HaveOccurred())
-	for name, program := range map[string]string{"usher": usherRace, "kubectl-usher": kubectlUsherRace(), "kubectl": kubectl} {
+	for name, program := range map[string]string{"usher": usherRace, "kubectl-usher": kubectlUsherRace(), "kubectl": binaries.Kubectl} {
 		Expect(exec.Command("install", "-m", "755", program, filepath.Join(r.home, "bin", name)).Run()).To(Succeed())
 	}
 	Expect(os.Chmod(r.home, 0o755)).To(Succeed())

@@ -33,7 +33,8 @@ func TestCluster(t *testing.T) {
 var controlAddress = netip.MustParseAddr("198.51.100.1")
 
 var (
-	plane *control.Plane
+	plane    *control.Plane
+	binaries control.Binaries
 
 	// controlSpace is the control plane's namespace: the "outside" of a lab that has no other use.
 	controlSpace  *lab.Namespace
@@ -53,7 +54,8 @@ var _ = AfterSuite(func() {
 })
 
 var _ = BeforeSuite(func() {
-	binaries, err := control.Build(GinkgoWriter)
+	var err error
+	binaries, err = control.Build(GinkgoWriter)
 	Expect(err).NotTo(HaveOccurred())
 	usherRace, usherReleased = buildUsher("usher", "-race"), buildUsher("usher", "-trimpath")
 

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/usherproxy/usher/test/cluster/control"
@@ -15,14 +14,8 @@ func main() {
 		fmt.Println("note: no control plane is built:", missing)
 		return
 	}
-	for _, build := range []func(io.Writer) error{
-		func(log io.Writer) error { _, err := control.Build(log); return err },
-		func(log io.Writer) error { _, err := control.KubeProxy(log); return err },
-		func(log io.Writer) error { _, err := control.Kubectl(log); return err },
-	} {
-		if err := build(os.Stderr); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	if _, err := control.Build(os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }

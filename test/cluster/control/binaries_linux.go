@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Binaries are the programs of a control plane.
+// Binaries are the paths of the programs of Kubernetes that tests run, and of etcd.
 type Binaries struct {
-	Etcd, APIServer, ControllerManager string
+	Etcd, APIServer, ControllerManager, KubeProxy, Kubectl string
 }
 
 // Missing returns the name of a program that this machine lacks for a control plane and a lab, or "".
@@ -30,34 +30,19 @@ func Missing() string {
 	return ""
 }
 
-// Build returns the programs of a control plane. It first builds the missing ones, which takes about 4 minutes on 2
-// cores, and writes progress to log. If two processes call it at once, one builds and the other waits.
+// Build returns the programs. It first builds the missing ones, which takes some minutes on 2 cores, and writes progress
+// to log. If two processes call it at once, one builds and the other waits.
 func Build(log io.Writer) (Binaries, error) {
 	etcd, err := exec.LookPath("etcd")
 	if err != nil {
 		return Binaries{}, fmt.Errorf("etcd is not installed (Debian's package: etcd-server): %w", err)
 	}
-	dir, err := ensure(log, "k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager")
-	return Binaries{
-		Etcd:              etcd,
-		APIServer:         filepath.Join(dir, "kube-apiserver"),
-		ControllerManager: filepath.Join(dir, "kube-controller-manager"),
-	}, err
+	dir, err := ensure(log, "kube-apiserver", "kube-controller-manager", "kube-proxy", "kubectl")
+	path := func(name string) string { return filepath.Join(dir, name) }
+	return Binaries{etcd, path("kube-apiserver"), path("kube-controller-manager"), path("kube-proxy"), path("kubectl")}, err
 }
 
-// KubeProxy returns kube-proxy in the same way. No control plane needs it.
-func KubeProxy(log io.Writer) (string, error) {
-	dir, err := ensure(log, "k8s.io/kubernetes/cmd/kube-proxy")
-	return filepath.Join(dir, "kube-proxy"), err
-}
-
-// Kubectl returns kubectl, in the same way.
-func Kubectl(log io.Writer) (string, error) {
-	dir, err := ensure(log, "k8s.io/kubernetes/cmd/kubectl")
-	return filepath.Join(dir, "kubectl"), err
-}
-
-// ensure builds the missing ones of these programs of Kubernetes, given as packages, and returns their folder.
+// ensure builds the missing ones of these programs of Kubernetes, and returns their folder.
 func ensure(log io.Writer, programs ...string) (dir string, err error) {
 	version, err := output("go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 	if err != nil {
@@ -72,7 +57,7 @@ func ensure(log io.Writer, programs ...string) (dir string, err error) {
 		return "", err
 	}
 	defer unlock()
-	missing := slices.DeleteFunc(programs, func(program string) bool { return exists(filepath.Join(dir, filepath.Base(program))) })
+	missing := slices.DeleteFunc(programs, func(program string) bool { return exists(filepath.Join(dir, program)) })
 	if len(missing) == 0 {
 		return dir, nil
 	}
@@ -88,14 +73,16 @@ func build(dir, version string, programs []string, log io.Writer) error {
 	}
 	defer os.RemoveAll(aside)
 	stamp := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
-	cmd := exec.Command("nice", append([]string{"go", "build", "-ldflags", stamp, "-o", aside}, programs...)...)
+	cmd := exec.Command("go", "build", "-ldflags", stamp, "-o", aside)
+	for _, program := range programs {
+		cmd.Args = append(cmd.Args, "k8s.io/kubernetes/cmd/"+program)
+	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = module(), log, log
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("building Kubernetes %s: %w", version, err)
 	}
-	for _, program := range programs {
-		name := filepath.Base(program)
+	for _, name := range programs {
 		if err := os.Rename(filepath.Join(aside, name), filepath.Join(dir, name)); err != nil {
 			return err
 		}
