@@ -43,7 +43,7 @@ func main() {
 	lint := suite{name: "lint", commands: []string{"nice -n 19 make lint", "nice -n 19 go run ./test/cross darwin/arm64 windows/amd64"}, nice: true}
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	stages := []stage{
-		{prepare}, // it uses all CPUs; specs beside it would wait, for its results or for a CPU
+		{prepare}, // it uses all CPUs; concurrent specs would wait for its results, or for a CPU
 		{cluster, program, lint, packages, serial, release, arm64, dashboard, plain, deploy, house}, // the long ones first
 		{monitoring, scale, walk, ground}, // scale and ground measure, or have time limits: not at the same time
 	}
