@@ -47,6 +47,7 @@ var _ = Describe("the command line", func() {
 		Entry("a filter for steps with --changes", "--client cannot be combined with --changes: it selects steps of connections", "trace", "--changes", "--client=10.0.0.1"),
 		Entry("an invalid value in a list", `--outcome: invalid value "fialed": must be one of`, "trace", "--outcome=ok,fialed"),
 		Entry("an invalid address", `--admin-address: invalid value "99999": must be HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
+		Entry("an invalid domain", `--dns-domain: invalid value "a..b": must be a domain, such as cluster.local`, "diagnose", "--dns-domain=a..b"),
 		Entry("a command of kubectl-usher", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),
 		Entry("a command of kubectl-usher that queries this machine", "top is a command of kubectl-usher: run 'kubectl-usher top web --local'", "top", "web"),
 		Entry("a command of kubectl-usher that queries a node", "top is a command of kubectl-usher: run 'kubectl-usher top --node=a'", "top", "--node=a"),

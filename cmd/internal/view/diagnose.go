@@ -9,9 +9,11 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/diagnose"
@@ -67,6 +69,10 @@ programs, are skipped.`),
 			}
 			if _, _, err := net.SplitHostPort(o.DNS); o.DNS != "" && err != nil {
 				return cli.Usagef("--dns: invalid value %q: must be HOST:PORT, such as 10.96.0.10:53", o.DNS)
+			}
+			domain := strings.ToLower(strings.TrimSuffix(o.Domain, "."))
+			if wrong := validation.IsDNS1123Subdomain(domain); domain != "" && len(wrong) > 0 {
+				return cli.Usagef("--dns-domain: invalid value %q: must be a domain, such as cluster.local", o.Domain)
 			}
 			if len(args) > 0 {
 				o.Service = namespace.ServiceName(args[0])
