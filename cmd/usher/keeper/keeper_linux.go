@@ -42,6 +42,7 @@ type keeper struct {
 	removing      bool                           // call removeLeft before the exit
 	code          int                            // exit code, once stopRequested is set and usher has exited
 	again         bool                           // replace the program once more
+	signals       chan os.Signal                 // those of forwarded that the loop has not handled yet
 	taken         chan struct{}                  // another usher instance has taken over while none ran here
 	unclaimed     <-chan struct{}                // closed when that instance has ended; nil unless this keeper waits for that
 	sent          chan func()                    // the loop calls these: they read packets about connections
@@ -115,8 +116,9 @@ func (k *keeper) finish(code int) int {
 // run is the loop. Before the first round, it registers for signals and then calls begin.
 func (k *keeper) run(begin func()) (code int) {
 	k.taken = make(chan struct{}, 1)
-	signals, hangups, children := make(chan os.Signal, 8), make(chan os.Signal, 1), make(chan os.Signal, 1)
-	signal.Notify(signals, forwarded...)
+	k.signals = make(chan os.Signal, 8)
+	hangups, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(k.signals, forwarded...)
 	signal.Notify(hangups, unix.SIGHUP)
 	signal.Notify(children, unix.SIGCHLD)
 	messages := make(chan func())
@@ -146,7 +148,7 @@ func (k *keeper) run(begin func()) (code int) {
 			if code, over := k.reap(); over {
 				return code
 			}
-		case sig := <-signals:
+		case sig := <-k.signals:
 			if k.forward(sig) {
 				return 0
 			}
@@ -167,7 +169,7 @@ func (k *keeper) run(begin func()) (code int) {
 				return code
 			}
 		}
-		if k.again && k.Next == nil {
+		if k.again && k.Next == nil && len(k.signals) == 0 {
 			k.again = false
 			k.upgrade()
 		}

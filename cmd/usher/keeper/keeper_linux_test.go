@@ -174,6 +174,18 @@ var _ = Describe("a keeper", func() {
 		Expect(k.try()).To(Succeed())
 	})
 
+	It("handles a signal that arrives while it tries a program before it replaces itself", func() {
+		k.Program = program(`echo "  --keeper"; rm "$0"`) // it can run only once: become fails
+		k.signals = make(chan os.Signal, 1)
+		k.signals <- unix.SIGTERM
+		k.upgrade()
+		Expect(log.AllEntries()).To(BeEmpty(), "it has not tried to replace itself")
+		Expect(k.forward(<-k.signals)).To(BeTrue())
+		log.Reset()
+		k.upgrade()
+		Expect(log.AllEntries()).To(BeEmpty())
+	})
+
 	It("receives messages from usher while it tries a slow program", func() {
 		k.Current = &child{PID: os.Getpid()}
 		k.Program = program("sleep 1; exit 1")

@@ -57,6 +57,10 @@ func (k *keeper) upgrade() {
 	if len(k.taken) > 0 || k.Current != nil && k.Current.Stopping {
 		return // another usher instance has taken over meanwhile
 	}
+	if len(k.signals) > 0 { // received meanwhile; they would be lost with this program
+		k.again = true
+		return
+	}
 	if err == nil {
 		err = k.become(k.Program)
 	}
