@@ -65,7 +65,7 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 				t.retries.Add(1)
 			}
 		case s.Kind == conn.Closed:
-			if s.Flags&conn.Broken != 0 {
+			if s.Flags&conn.Broken != 0 && s.Ending.Outcome != outcome.SourceDenied { // to deny a client is as configured
 				t.failed.Add(1)
 			}
 			t.toEndpoint.Add(s.Ending.ToEndpoint)

@@ -466,6 +466,7 @@ func TestEndsAreCountedByCode(t *testing.T) {
 		}
 	}
 	g.Expect(outcome.Words()).To(HaveLen(20))
+	g.Expect(f.Totals().Failed).To(BeEquivalentTo(f.Totals().Accepted-16-14-11-18-19), "all but idle, drained, source-denied, endpoint-removed and vip-removed")
 	g.Expect(f.Stats().Sessions.Ends).To(BeEmpty())
 }
 

@@ -174,7 +174,7 @@ type Totals struct {
 	Accepted int64 `json:"accepted"`
 	// Established is the number of those that got an endpoint.
 	Established int64 `json:"established"`
-	// Failed is the number that ended without one, or were reset by it.
+	// Failed is the number that ended without one, or were reset by it, except for those with the end source-denied.
 	Failed int64 `json:"failed"`
 	// Attempts is the number of ended attempts to connect to an endpoint, AttemptsFailed the number of failed
 	// ones. Retries are the attempts after a connection's first.
