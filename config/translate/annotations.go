@@ -83,14 +83,15 @@ func (a annotated) wrong(format string, args ...any) *field.Error {
 	return field.Invalid(a.path, a.text, fmt.Sprintf(format, args...))
 }
 
-// annotatedNodeAddress reports whether the endpoints must see the node's address. If forbidden, the annotation has no
-// effect.
-func annotatedNodeAddress(svc *corev1.Service, forbidden bool, p *problems) bool {
+// annotatedNodeAddress reports whether the endpoints must see the node's address according to the annotation.
+func annotatedNodeAddress(svc *corev1.Service, opts Options, p *problems) bool {
 	switch a, ok := annotation(svc, AnnotationClientAddress); {
-	case ok && forbidden:
+	case ok && opts.NoClientAddress:
 		p.add(field.Forbidden(a.path, "ignored because of --client-address-annotation=false; --client-address applies to all Services"))
 	case a.text == "node":
 		return true
+	case a.text == "auto" && opts.NodeAddress:
+		p.add(field.Forbidden(a.path, "ignored because of --client-address=node"))
 	case ok && a.text != "auto":
 		p.add(field.NotSupported(a.path, a.text, []string{"auto", "node"}))
 	}

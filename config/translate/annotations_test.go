@@ -54,6 +54,9 @@ func TestClientAddressComesFromTheAnnotation(t *testing.T) {
 		{map[string]string{AnnotationClientAddress: "node", "forbidden": ""}, false,
 			`metadata.annotations[usher.io/client-address]: Forbidden: ignored because of --client-address-annotation=false`},
 		{map[string]string{AnnotationClientAddress: "auto"}, false, ""},
+		{map[string]string{AnnotationClientAddress: "auto", "all": ""}, false,
+			`metadata.annotations[usher.io/client-address]: Forbidden: ignored because of --client-address=node`},
+		{map[string]string{AnnotationClientAddress: "node", "all": ""}, true, ""},
 		{map[string]string{AnnotationClientAddress: "node"}, true, ""},
 		{map[string]string{AnnotationClientAddress: "client"}, false,
 			`Service default/dns: metadata.annotations[usher.io/client-address]: Unsupported value: "client": supported values: "auto", "node"`},
@@ -66,7 +69,8 @@ func TestClientAddressComesFromTheAnnotation(t *testing.T) {
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
 		}
 		_, forbidden := c.annotations["forbidden"]
-		served, problems := Service(svc, nil, config.Node{}, Options{NoClientAddress: forbidden})
+		_, all := c.annotations["all"]
+		served, problems := Service(svc, nil, config.Node{}, Options{NoClientAddress: forbidden, NodeAddress: all})
 		for _, p := range served.Ports {
 			g.Expect(p.NodeAddress).To(Equal(c.node), "%v", c.annotations)
 		}

@@ -34,6 +34,8 @@ type Options struct {
 	ForbiddenEndpoints []netip.Prefix
 	// NoClientAddress forbids the annotation AnnotationClientAddress.
 	NoClientAddress bool
+	// NodeAddress says that the endpoints of all Services must see the node's address, even with that annotation.
+	NodeAddress bool
 
 	// NoAccessLog says that this node has no access log.
 	NoAccessLog bool
@@ -117,7 +119,7 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 	drain := drainTimeout(svc, p)
 	slowStart := annotatedDuration(svc, AnnotationSlowStart, true, p)
 	accessLog := accessLog(svc, opts.NoAccessLog, p)
-	nodeAddress := annotatedNodeAddress(svc, opts.NoClientAddress, p)
+	nodeAddress := annotatedNodeAddress(svc, opts, p)
 	scheduler := annotatedScheduler(svc, p)
 	probe := annotatedProbe(svc, p)
 	limit := annotatedEndpointLimit(svc, p)

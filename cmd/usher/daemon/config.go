@@ -53,7 +53,8 @@ type Config struct {
 	// server; nil means direct connections.
 	Tunnel *Tunnel
 	// Options apply to every Service. usher trusts the PROXY protocol headers of LoadBalancers for Services with
-	// translate.AnnotationAWSProxyProtocol. NoAccessLog follows from AccessLog, and the sources set other fields.
+	// translate.AnnotationAWSProxyProtocol. NoAccessLog and NodeAddress follow from AccessLog and Portal, and the
+	// sources set other fields.
 	translate.Options
 	// MaxDelay is the maximum time for which changes from the API server are batched; 0 means kube.DefaultMaxDelay.
 	// Resync is the interval of full recomputation; 0 means never.

@@ -106,7 +106,7 @@ func (c *Config) files(discovery bool, reports *config.Reports, onCIDRs func([]n
 // translation returns the options that apply to every Service.
 func (c *Config) translation() translate.Options {
 	o := c.Options
-	o.NoAccessLog = c.AccessLog.Path == ""
+	o.NoAccessLog, o.NodeAddress = c.AccessLog.Path == "", c.Portal.NodeAddress
 	return o
 }
 
