@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/outcome"
+	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -127,6 +128,9 @@ func inLine(portable bool) {
 		Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
 		Eventually(ends(outcome.QueueTimeout)).Should(BeEquivalentTo(1))
 		Expect(inLine()).To(BeZero())
+		late := p.Trace.Ended(1, func(e *trace.Event) bool { return e.End.Outcome == outcome.QueueTimeout })
+		Expect(late).To(HaveLen(1))
+		Expect(late[0].End.Queued).To(BeNumerically(">=", time.Second))
 	})
 
 	It("leave the queue when they close, unless they have sent a possible request", func() {

@@ -154,6 +154,16 @@ var _ = Describe("an access log", func() {
 		Expect(out.String()).To(ContainSubstring(`"client":"10.1.0.8:80","via":"10.1.0.7:80","vip":"10.1.0.8:80"`))
 	})
 
+	It("contains the time in the queue of a client that got no endpoint", func() {
+		var out strings.Builder
+		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
+			life := &conn.Record{Port: servicePort(t, "http"), From: good, To: good, Start: at}
+			life.Accepted()
+			life.Closed(at, outcome.Result{Outcome: outcome.QueueTimeout, Queued: time.Second}, netip.AddrPort{})
+		})
+		Expect(out.String()).To(ContainSubstring(`"queuedMs":1000.000,`))
+	})
+
 	It("omits Services that disable it, without counting their lines as lost", func() {
 		var out strings.Builder
 		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {

@@ -75,8 +75,8 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = append(b, '}')
 	}
 	b = append(b, ']')
-	if established && chosen.Queued > 0 {
-		b = appendMilliseconds(appendName(b, "queuedMs"), chosen.Queued)
+	if queued := max(chosen.Queued, e.End.Queued); queued > 0 {
+		b = appendMilliseconds(appendName(b, "queuedMs"), queued)
 	}
 	if established {
 		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Start+chosen.Duration)

@@ -64,7 +64,7 @@ func (c *Connecting) Next(now time.Time) {
 	step := c.search.Next(c.Endpoints(v), now)
 	switch step.Do {
 	case search.GiveUp:
-		c.run.Refuse(step.Result)
+		c.refuse(step.Result)
 		return
 	case search.Wait:
 		c.run.Wait(v, step)
@@ -109,6 +109,12 @@ func (c *Connecting) Abandon(now time.Time, why error) {
 // Stop ends the search with result r, and refuses the client.
 func (c *Connecting) Stop(now time.Time, r outcome.Result) {
 	c.End(now, r.Err)
+	c.refuse(r)
+}
+
+// refuse refuses the client, whose search is over.
+func (c *Connecting) refuse(r outcome.Result) {
+	r.Queued = c.search.TimeInQueue()
 	c.run.Refuse(r)
 }
 

@@ -2,6 +2,8 @@
 // same words for them. The code that ends a connection makes a [Result]; all other code only reads it.
 package outcome
 
+import "time"
+
 // Outcome is the way in which a connection or UDP session ended.
 type Outcome uint8
 
@@ -105,8 +107,9 @@ func Words() (all []string) {
 // Result is the outcome of a connection, its cause, and the bytes forwarded.
 type Result struct {
 	Outcome              Outcome
-	Err                  error // the cause; nil if Outcome says everything
-	ToEndpoint, ToClient int64 // bytes
+	Err                  error         // the cause; nil if Outcome says everything
+	ToEndpoint, ToClient int64         // bytes
+	Queued               time.Duration // total time in the queue of a client that got no endpoint
 }
 
 // Cause returns the text of Err, or "".

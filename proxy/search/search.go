@@ -254,6 +254,9 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queuedAt.IsZero() }
 
+// TimeInQueue returns the total duration of the client's ended waits for a free slot.
+func (s *Search) TimeInQueue() time.Duration { return s.waitedInQueue }
+
 // LeaveQueue ends the client's wait for a free slot, if it waits. It is called when the client has an endpoint or
 // leaves, when the search gives up, and when no untried endpoint is left.
 func (s *Search) LeaveQueue(now time.Time) {
