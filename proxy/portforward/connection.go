@@ -11,7 +11,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/portforward"
-	"k8s.io/client-go/transport/spdy"
 	"k8s.io/streaming/pkg/httpstream"
 )
 
@@ -97,8 +96,8 @@ func (d *Dialer) run(c *connection) {
 	d.mu.Unlock()
 }
 
-// limitTime limits requests to connectTime. For SPDY this does not include the time until the API server answers, since
-// its library ignores the context there.
+// limitTime limits requests to connectTime. For SPDY this does not include the answer of an HTTP proxy, since the library
+// ignores the context there.
 func limitTime(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		ctx, cancel := context.WithTimeout(r.Context(), connectTime)
@@ -124,11 +123,11 @@ func (d *Dialer) upgrade(p pod) (httpstream.Connection, error) {
 			return conn, d.plain(p, err)
 		}
 	}
-	transport, upgrader, err := spdy.RoundTripperFor(d.config)
+	dialer, err := d.spdyDialer(p)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := negotiate(spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, d.url(p)))
+	conn, err := negotiate(dialer)
 	if err == nil {
 		d.noWebSocket.Store(true)
 	}

@@ -4,7 +4,7 @@
 //	usher ──── one connection for each Pod ────▶ API server ──▶ kubelet ──▶ Pod's localhost
 //	           two streams for each client: data, errors
 //
-// [Dialer] holds the connections to Pods (connection.go), opens streams (dialer.go) and names missing
+// [Dialer] holds the connections to Pods (connection.go, spdy.go), opens streams (dialer.go) and names missing
 // permissions (rights.go). A [Conn] is a pair of streams. [Auto] tries a direct connection first.
 //
 // Three things are different from a connection that the kernel makes:
