@@ -231,6 +231,13 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	} else {
 		p.flushLater(changed)
 	}
+	if first { // the Services of these rules ended while no process ran
+		for t := range p.before {
+			if _, wanted := p.of(t).rules[t]; !wanted {
+				gone = append(gone, t)
+			}
+		}
+	}
 	for _, t := range gone {
 		delete(p.before, t.Plain())
 		if p.ports != nil {

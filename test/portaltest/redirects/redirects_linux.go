@@ -506,6 +506,15 @@ func ItRedirects(k *Kind) {
 		Expect(k.open(n).Listen("default/web", []portal.Target{Web4})[0]).To(Equal(b))
 	})
 
+	It("frees the port of a rule of the previous process that is no longer wanted", func() {
+		k.opts.ProxyPorts = portal.PortRange{First: 41000, Last: 41000}
+		n.Apply(k.open(n), []portal.Rule{Redirect(Target(portal.TCP, "10.96.0.99:80"), 41000)}, nil)
+		p := k.open(n)
+		Expect(p.Listen("default/web", []portal.Target{Web4})[0].Addr.Port()).To(BeZero())
+		n.Apply(p, nil, nil)
+		Expect(p.Listen("default/web", []portal.Target{Web4})[0].Addr.Port()).To(BeEquivalentTo(41000))
+	})
+
 	It("rejects unused addresses and ports of the service CIDRs while these are set", func() {
 		n.AddOutside()
 		n.Node.Sh(`sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 # as on each node of a cluster
