@@ -48,29 +48,35 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c := &Conn{server: a.server, client: client}
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
-	if err := a.server.register.add(c); err != nil {
-		c.turnAway(a, err)
+	if full := a.server.register.add(c); full != nil {
+		_ = c.setTo(a) // on failure, To is the address of the socket
+		c.turnAway(outcome.Result{Outcome: outcome.Limit, Err: full})
 		return nil
 	}
 	return c
 }
 
-// turnAway resets a client because of a limit; why is the reason.
-func (c *Conn) turnAway(a *acceptor, why error) {
-	c.logLimit(why)
-	if c.CountUnlogged(outcome.Limit) {
-		c.reset()
-		return
-	}
+// setTo sets To to the address that the client connected to or, if that is unknown, to the local one of its socket.
+func (c *Conn) setTo(a *acceptor) (err error) {
 	if c.To = a.At; a.Redirected {
-		c.To, _ = c.client.originalDst(c.From.Addr())
+		c.To, err = c.client.originalDst(c.From.Addr())
 	}
-	if !c.To.IsValid() || c.To.Addr().IsUnspecified() {
+	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
 		c.To = plainAddr(c.client.LocalAddr())
 	}
-	c.Accepted()
+	return err
+}
+
+// turnAway resets a client that is not admitted; r is the reason.
+func (c *Conn) turnAway(r outcome.Result) {
+	if r.Outcome == outcome.Limit {
+		c.logLimit(r.Err)
+	}
+	if !c.CountUnlogged(r.Outcome) {
+		c.Accepted()
+		c.Closed(time.Now(), r, netip.AddrPort{})
+	}
 	c.reset()
-	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
 }
 
 // logLimit logs why a client is refused.
@@ -139,15 +145,8 @@ type runner interface {
 // start admits the client and starts the search for an endpoint, or resets the client. In a loop, the search continues
 // after start has returned.
 func (c *Conn) start(a *acceptor, run runner) {
-	var err error
-	if c.To = a.At; a.Redirected {
-		c.To, err = c.client.originalDst(c.From.Addr())
-	}
-	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
-		c.To = plainAddr(c.client.LocalAddr())
-	}
-	r := outcome.Result{Outcome: outcome.BypassedPortal, Err: err}
-	if err == nil {
+	r := outcome.Result{Outcome: outcome.BypassedPortal, Err: c.setTo(a)}
+	if r.Err == nil {
 		var due bool
 		if due, r = c.Admit(c.Front.View(), &a.Place); due {
 			run.awaitHeader() // SetProxiedClient decides whether the client is allowed
@@ -159,20 +158,12 @@ func (c *Conn) start(a *acceptor, run runner) {
 
 // enter seeks an endpoint for the client if r is Open, and otherwise resets it.
 func (c *Conn) enter(r outcome.Result, run runner) {
-	refused := r.Outcome != outcome.Open
-	if refused && c.CountUnlogged(r.Outcome) {
-		if r.Outcome == outcome.Limit { // Refuse, which would log this, is not called
-			c.logLimit(r.Err)
-		}
-		c.reset()
+	if r.Outcome != outcome.Open {
+		c.turnAway(r)
 		c.server.register.remove(c)
 		return
 	}
 	c.Accepted()
-	if refused {
-		c.Refuse(r)
-		return
-	}
 	run.seek()
 }
 
