@@ -372,12 +372,6 @@ func (s Socket) SetLinger(seconds int) error {
 	return unix.SetsockoptLinger(int(s), unix.SOL_SOCKET, unix.SO_LINGER, &l)
 }
 
-// LocalAddr returns the local address, a *net.TCPAddr.
-func (s Socket) LocalAddr() net.Addr {
-	at, _ := LocalAddr(int(s)) // fails only if s is closed
-	return net.TCPAddrFromAddrPort(at)
-}
-
 // receiveBuffer is the receive buffer size of a listener's UDP socket, to which many clients send. The kernel limits it
 // to net.core.rmem_max.
 const receiveBuffer = 4 << 20

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -21,20 +22,20 @@ import (
 // goroutine.
 type Conn struct {
 	*socket
-	local, remote Addr
+	local, remote netip.AddrPort
 	streams       Streams
 	receiving     receiving
 	sending       sending
 }
 
 // newConn takes over the socket of an established association.
-func newConn(s *socket, remote Addr) (*Conn, error) {
+func newConn(s *socket, remote netip.AddrPort) (*Conn, error) {
 	c := &Conn{socket: s, remote: remote}
 	c.receiving.ready = c.receiving.step
 	c.sending.ready = c.sending.step
 	local, err := s.localAddr()
 	if err == nil {
-		c.local = Addr(local)
+		c.local = local
 		err = s.control(func(fd int) error {
 			status, err := sctp.NewSCTPConn(fd, nil).GetStatus()
 			c.streams = Streams{In: status.Instreams, Out: status.Ostreams}
@@ -49,10 +50,10 @@ func newConn(s *socket, remote Addr) (*Conn, error) {
 }
 
 // LocalAddr returns this side's address.
-func (c *Conn) LocalAddr() net.Addr { return c.local }
+func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
 // RemoteAddr returns the peer's address with which the association began.
-func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+func (c *Conn) RemoteAddr() netip.AddrPort { return c.remote }
 
 // Streams returns the number of streams that the two sides agreed on.
 func (c *Conn) Streams() Streams { return c.streams }

@@ -51,7 +51,7 @@ func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) 
 		s.Close()
 		return nil, err
 	}
-	return newConn(s, Addr(to))
+	return newConn(s, to)
 }
 
 // connect connects as connect(2) describes for a non-blocking socket: it waits until the socket is writable, and then

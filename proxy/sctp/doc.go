@@ -9,5 +9,5 @@
 // that there may be a portal between client and listener, which rewrites the packets of one pair of addresses only.
 // Packets of any other pair reach a host that does not know the association and answers with an abort.
 //
-// Listen and Dial fail with [ErrUnsupported] on systems other than Linux, and on linux/386.
+// The package is empty on systems other than Linux, and on linux/386.
 package sctp

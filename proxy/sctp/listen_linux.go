@@ -22,7 +22,7 @@ const maxStreams = 256
 // Listener accepts associations on one address.
 type Listener struct {
 	*socket
-	addr Addr
+	addr netip.AddrPort
 }
 
 // Listen listens on addr, which must not be the unspecified address. Otherwise the kernel would announce all addresses
@@ -63,7 +63,7 @@ func listener(s *socket) (*Listener, error) {
 		s.Close()
 		return nil, err
 	}
-	return &Listener{socket: s, addr: Addr(bound)}, nil
+	return &Listener{socket: s, addr: bound}, nil
 }
 
 func listen(fd int) error {
@@ -88,7 +88,7 @@ func (l *Listener) Accept() (*Conn, error) {
 	})
 	switch {
 	case err == nil && failed == nil:
-		return accepted(int(fd), Addr(from))
+		return accepted(int(fd), from)
 	case l.closed.Load():
 		return nil, net.ErrClosed
 	case err != nil:
@@ -99,7 +99,7 @@ func (l *Listener) Accept() (*Conn, error) {
 
 // accepted makes a Conn of an accepted descriptor. For an association that has ended meanwhile it returns ECONNABORTED,
 // as accept(2) does.
-func accepted(fd int, from Addr) (*Conn, error) {
+func accepted(fd int, from netip.AddrPort) (*Conn, error) {
 	s, err := newSocket(fd)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func accepted(fd int, from Addr) (*Conn, error) {
 		if err := setOptions(fd); err != nil {
 			return err
 		}
-		return setHeartbeat(fd, from.AddrPort(), true)
+		return setHeartbeat(fd, from, true)
 	})
 	if err != nil {
 		s.Close()
@@ -125,7 +125,7 @@ func accepted(fd int, from Addr) (*Conn, error) {
 }
 
 // LocalAddr returns the listen address.
-func (l *Listener) LocalAddr() Addr { return l.addr }
+func (l *Listener) LocalAddr() netip.AddrPort { return l.addr }
 
 // Leave stops accepting: another process has the socket, with the waiting associations.
 func (l *Listener) Leave() error { return l.socket.Close() }

@@ -16,9 +16,6 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Supported is whether this package has sockets on this system.
-const Supported = true
-
 // socket is a descriptor that the runtime polls.
 type socket struct {
 	file   *os.File

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -34,7 +33,7 @@ type Conn struct {
 
 // client is the common part of the clients of all protocols.
 type client interface {
-	LocalAddr() net.Addr
+	localAddr() netip.AddrPort
 	// originalDst returns the address that a client with address from connected to (see kernel.OriginalDst). It does
 	// not use the Conn, which is not set yet when a limit refuses the client.
 	originalDst(from netip.Addr) (netip.AddrPort, error)
@@ -62,7 +61,7 @@ func (c *Conn) setTo(a *acceptor) (err error) {
 		c.To, err = c.client.originalDst(c.From.Addr())
 	}
 	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
-		c.To = plainAddr(c.client.LocalAddr())
+		c.To = c.client.localAddr()
 	}
 	return err
 }

@@ -6,7 +6,7 @@
 //
 //	tcp_linux.go   loops, one per CPU (at most 64), accept and connect without blocking
 //	goroutine.go   one goroutine per connection. portable.go uses it for TCP on other systems, for endpoints that
-//	               Options.Dial connects to, and for clients passed to Serve; sctp.go for associations
+//	               Options.Dial connects to, and for clients passed to Serve; sctp_linux.go for associations
 //
 // The front end provides everything that a connection needs: the view, affinity, the trace. A register counts all open
 // connections; Drain waits until it is empty when usher stops.

@@ -89,6 +89,8 @@ type keptClient struct {
 // maxEarly limits the bytes read from a client while no endpoint is confirmed. More bytes stay in the socket.
 const maxEarly = 64 << 10
 
+func (k *keptClient) localAddr() netip.AddrPort { return plainAddr(k.LocalAddr()) }
+
 func (k *keptClient) originalDst(netip.Addr) (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
 // await reads from the client until enough returns true for all bytes read so far, or until maxAwaited is reached. Its

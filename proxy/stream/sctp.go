@@ -1,19 +1,6 @@
 package stream
 
-import (
-	"context"
-	"errors"
-	"fmt"
-	"net/netip"
-	"syscall"
-
-	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/kernel"
-	"github.com/usherproxy/usher/proxy/forward"
-	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/sctp"
-)
+import "errors"
 
 // SCTPMode selects whether SCTP Services are served.
 //
@@ -34,85 +21,3 @@ var (
 	ErrNoSCTP  = errors.New("SCTP cannot be served")
 	ErrSCTPOff = errors.New("SCTP is not served")
 )
-
-// allowed returns nil if an SCTP socket may be opened now.
-func (m SCTPMode) allowed() error {
-	switch {
-	case !sctp.Supported:
-		return fmt.Errorf("%w: %w", ErrNoSCTP, sctp.ErrUnsupported)
-	case m == SCTPOff:
-		return fmt.Errorf("%w: --sctp=off", ErrSCTPOff)
-	case m == SCTPAuto && !sctp.InUse():
-		return fmt.Errorf("%w: the kernel's SCTP module is not loaded; use --sctp=on or modprobe sctp", ErrSCTPOff)
-	}
-	return nil
-}
-
-// sctpClient is a client's association.
-type sctpClient struct{ *sctp.Conn }
-
-func (c sctpClient) originalDst(netip.Addr) (netip.AddrPort, error) {
-	return kernel.OriginalDst(c.Conn)
-}
-
-// serve serves the association. The endpoint's association gets as many streams in each direction as the client's.
-func (c sctpClient) serve(a *acceptor, connection *Conn) {
-	g := &goroutine{Conn: connection} // SCTP has no PROXY protocol header
-	g.dial = func(ctx context.Context, _ *frontend.View, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
-		streams := c.Streams()
-		var endpoint *sctp.Conn
-		err := g.withClient(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
-			endpoint, err = sctp.Dial(ctx, a.front.Portal.Mark(), to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		return func(limits *forward.Limits, owner forward.Owner) forward.Flow {
-			return forward.CopyMessages(c.Conn, endpoint, *limits, owner)
-		}, nil
-	}
-	connection.start(a, g)
-}
-
-// ListenSCTP opens the listener that b describes and starts to accept.
-func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
-	if f.Socket != nil {
-		return nil, fmt.Errorf("%w in the network namespace of a command; use TCP or UDP", ErrNoSCTP)
-	}
-	if err := s.SCTP.allowed(); err != nil {
-		return nil, err
-	}
-	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
-		if addr == b.Addr && addr.Port() != 0 { // only here: on other ports that Listen tries, inherited sockets belong to other front ends
-			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil), addr)
-			switch {
-			case err != nil:
-				return nil, err
-			case fd >= 0:
-				return sctp.ListenAgain(fd)
-			}
-		}
-		return sctp.Listen(addr, f.Sockets(b))
-	})
-	switch {
-	case errors.Is(err, syscall.EPROTONOSUPPORT):
-		return nil, fmt.Errorf("%w: not supported by this node's kernel", ErrNoSCTP)
-	case err != nil:
-		return nil, err
-	}
-	l := s.newListening(f, b, opened, opened.LocalAddr().AddrPort())
-	l.transferSocket = opened
-	go l.run(func() error {
-		conn, err := opened.Accept()
-		if err != nil {
-			return err
-		}
-		client := sctpClient{conn}
-		if c := l.accepted(client, plainAddr(conn.RemoteAddr())); c != nil {
-			go client.serve(&l.acceptor, c)
-		}
-		return nil
-	})
-	return l, nil
-}

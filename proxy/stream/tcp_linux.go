@@ -211,6 +211,11 @@ type leavable struct {
 	leave func(error) // ends it; the argument is the reason
 }
 
+func (w *waiting) localAddr() netip.AddrPort {
+	at, _ := forward.LocalAddr(int(w.Socket)) // fails only if the socket is closed
+	return at
+}
+
 func (w *waiting) originalDst(from netip.Addr) (netip.AddrPort, error) {
 	return kernel.OriginalDstFD(int(w.Socket), from.Is6())
 }

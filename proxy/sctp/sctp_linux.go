@@ -1,14 +1,11 @@
+//go:build !386
+
 package sctp
 
 import (
-	"errors"
-	"net/netip"
 	"os"
 	"syscall"
 )
-
-// ErrUnsupported is returned on systems for which this package has no sockets: see Supported.
-var ErrUnsupported = errors.New("SCTP is not supported on this platform")
 
 // errTooLarge is returned for a message of more than [MaxMessage] bytes; the association cannot continue.
 var errTooLarge error = limitError("message larger than usher's maximum")
@@ -30,18 +27,6 @@ const MaxMessage = 1 << 20
 type Streams struct {
 	In, Out uint16
 }
-
-// Addr is one end of an association.
-type Addr netip.AddrPort
-
-// Network returns "sctp".
-func (a Addr) Network() string { return "sctp" }
-
-// String returns "address:port".
-func (a Addr) String() string { return a.AddrPort().String() }
-
-// AddrPort returns a as a netip.AddrPort.
-func (a Addr) AddrPort() netip.AddrPort { return netip.AddrPort(a) }
 
 // InUse reports whether the kernel's SCTP is already loaded, as a module or built in. It then handles every SCTP packet
 // that reaches this machine, and opening a socket adds nothing to that. InUse does not load it.
