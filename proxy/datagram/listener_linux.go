@@ -3,13 +3,9 @@ package datagram
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -43,29 +39,9 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 			return nil, fmt.Errorf("cannot determine which UDP clients come through the portal: %w (load the module nf_conntrack_netlink, or use --portal=address)", err)
 		}
 	}
-	inherited := false
-	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
-		if addr == b.Addr { // inherited sockets at other addresses belong to other front ends
-			fd, err := f.Inherit(frontend.SocketName(config.UDP, addr, b.Namespace != nil), addr)
-			if err == nil && fd >= 0 {
-				inherited = true
-				return fd, nil
-			}
-		}
-		return forward.Sockets(f.Sockets(b)).ListenUDP(addr)
-	})
-	if err == nil && b.Transparent {
-		if err = forward.SetTransparent(fd, b.Addr.Addr()); err != nil {
-			unix.Close(fd)
-		}
-	}
+	fd, at, inherited, err := f.OpenSocket(b, forward.Sockets.ListenUDP)
 	if err != nil {
 		return nil, err
-	}
-	at, err := forward.LocalAddr(fd)
-	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
 	l := &listener{server: srv, front: f}
 	l.SetBound(b, at)

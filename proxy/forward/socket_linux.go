@@ -45,11 +45,10 @@ type Socket int32
 //
 // A client that requests MPTCP gets TCP: the kernel does not report the original destination of an MPTCP connection.
 func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
-	fd, err = s.open(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
-	if err != nil {
-		return -1, fmt.Errorf("socket: %w", err)
+	if fd, err = s.bind(addr, unix.SOCK_STREAM, unix.IPPROTO_TCP, append(k.options(), inline, noDelay, reuse)); err != nil {
+		return -1, err
 	}
-	if err = listen(fd, addr, k); err != nil {
+	if err = unix.Listen(fd, backlog); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
@@ -59,23 +58,31 @@ func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error)
 // backlog is the maximum number of connections that wait for accept(2). The kernel reduces it to net.core.somaxconn.
 const backlog = 1<<16 - 1
 
-func listen(fd int, addr netip.AddrPort, k Keepalive) error {
-	options := append(listenOptions(addr.Addr()), append(k.options(), inline, noDelay, reuse)...)
-	if err := setOptions(fd, options...); err != nil {
-		return err
-	}
-	if err := unix.Bind(fd, Sockaddr(addr)); err != nil {
-		return err
-	}
-	return unix.Listen(fd, backlog)
+// BindSCTP opens an SCTP socket on addr, which need not be an address of this node yet.
+func (s Sockets) BindSCTP(addr netip.AddrPort) (fd int, err error) {
+	return s.bind(addr, unix.SOCK_STREAM, unix.IPPROTO_SCTP, nil)
 }
 
-// BindSCTP binds an SCTP socket that will listen. See listenOptions.
-func BindSCTP(fd int, addr netip.AddrPort) error {
-	if err := setOptions(fd, listenOptions(addr.Addr())...); err != nil {
-		return err
+// bind opens a socket on addr. It sets listenOptions and options, which are needed, and those of optional that can be
+// set.
+func (s Sockets) bind(addr netip.AddrPort, kind, protocol int, options []option, optional ...option) (fd int, err error) {
+	if s == nil {
+		s = unix.Socket
 	}
-	return unix.Bind(fd, Sockaddr(addr))
+	if fd, err = s(domain(addr.Addr()), kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol); err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	if err = setOptions(fd, append(listenOptions(addr.Addr()), options...)...); err == nil {
+		for _, o := range optional {
+			_ = setOptions(fd, o)
+		}
+		err = unix.Bind(fd, Sockaddr(addr))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // listenOptions returns the options of the listeners of all protocols. A VIP may be bound before it is an address of
@@ -380,37 +387,16 @@ const receiveBuffer = 4 << 20
 // SO_REUSEPORT. Each datagram is received with its hop limit, the count of lost datagrams and, if addr is unspecified,
 // its destination address (see Control).
 func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
-	fd, err = s.open(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return -1, fmt.Errorf("socket: %w", err)
-	}
-	if err = setListenOptions(fd, addr.Addr()); err == nil {
-		err = unix.Bind(fd, Sockaddr(addr))
-	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
-
-func setListenOptions(fd int, addr netip.Addr) error {
 	packetInfo, hops := option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1}
-	if addr.Is6() {
+	if addr.Addr().Is6() {
 		packetInfo, hops = option{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}, option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}
 	}
-	needed := listenOptions(addr)
-	if addr.IsUnspecified() {
+	var needed []option
+	if addr.Addr().IsUnspecified() {
 		needed = append(needed, packetInfo)
 	}
-	if err := setOptions(fd, needed...); err != nil {
-		return err
-	}
-	// usher works without the following options.
-	_ = setOptions(fd, hops)
-	_ = setOptions(fd, option{"SO_RXQ_OVFL", unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1})
-	_ = setOptions(fd, option{"SO_RCVBUF", unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer})
-	return nil
+	return s.bind(addr, unix.SOCK_DGRAM, 0, needed,
+		hops, option{"SO_RXQ_OVFL", unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1}, option{"SO_RCVBUF", unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer})
 }
 
 // ConnectUDP opens a UDP socket that is connected to addr. It receives only datagrams from there, and the ICMP errors
@@ -511,13 +497,6 @@ func SetHops(fd int, addr netip.Addr, hops int) error {
 // Sockets is the function that creates the sockets of listeners, with the arguments of socket(2). Nil means socket(2).
 // Another function may create the sockets in another network namespace, where they then listen.
 type Sockets func(domain, kind, protocol int) (fd int, err error)
-
-func (s Sockets) open(domain, kind, protocol int) (fd int, err error) {
-	if s == nil {
-		return unix.Socket(domain, kind, protocol)
-	}
-	return s(domain, kind, protocol)
-}
 
 // Peer is a socket address in the kernel's format: a struct sockaddr_in or sockaddr_in6. It is comparable.
 type Peer struct {

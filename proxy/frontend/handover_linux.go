@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -34,9 +35,37 @@ func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
 	return SocketName(protocol, addr, inNamespace), nil
 }
 
-// Inherit returns the socket with that name from n.Inherited, or -1 if there is none. It returns an error if the socket
-// is not bound to addr. The caller closes the socket.
-func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
+// OpenSocket returns the socket of the listener that b describes, and the address that it is bound to. The socket is
+// inherited, from Node.Inherited, or listen opens it: see Listen. The caller closes it.
+func (f *FrontEnd) OpenSocket(b portal.Bind, listen func(forward.Sockets, netip.AddrPort) (int, error)) (fd int, at netip.AddrPort, inherited bool, err error) {
+	fd, err = Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
+		if addr == b.Addr { // inherited sockets at other addresses belong to other front ends
+			fd, err := f.inherit(SocketName(f.Protocol, addr, b.Namespace != nil), addr)
+			if inherited = fd >= 0; inherited || err != nil {
+				return fd, err
+			}
+		}
+		return listen(f.sockets(b), addr)
+	})
+	if err != nil {
+		return -1, at, false, err
+	}
+	if b.Transparent {
+		err = forward.SetTransparent(fd, b.Addr.Addr())
+	}
+	if err == nil {
+		at, err = forward.LocalAddr(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, at, false, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
+	}
+	return fd, at, inherited, nil
+}
+
+// inherit returns the socket with that name from n.Inherited, or -1 if there is none. It returns an error if the socket
+// is not bound to addr.
+func (n *Node) inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	file := n.Inherited[name]
 	if file == nil {
 		return -1, nil
@@ -51,6 +80,14 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 		return -1, fmt.Errorf("the socket handed over is not a listener on %s", addr)
 	}
 	return fd, nil
+}
+
+// sockets returns the function that creates the sockets of the listener that b describes.
+func (n *Node) sockets(b portal.Bind) forward.Sockets {
+	if b.Namespace != nil {
+		return b.Namespace.Socket
+	}
+	return n.Socket
 }
 
 // Own duplicates the descriptor of a file from a handover. The caller owns the duplicate.

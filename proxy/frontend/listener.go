@@ -129,14 +129,6 @@ func SocketName(protocol config.Protocol, addr netip.AddrPort, inNamespace bool)
 	return name
 }
 
-// Sockets returns the function that creates the sockets of the listener that b describes; nil means socket(2).
-func (n *Node) Sockets(b portal.Bind) func(domain, kind, protocol int) (fd int, err error) {
-	if b.Namespace != nil {
-		return b.Namespace.Socket
-	}
-	return n.Socket
-}
-
 // otherPorts returns the ports to try if the preferred one is taken, in random order. If the user allows all ports, it
 // returns only 0, which means any port.
 func otherPorts(allowed portal.PortRange) []uint16 {

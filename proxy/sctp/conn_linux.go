@@ -33,9 +33,8 @@ func newConn(s *socket, remote netip.AddrPort) (*Conn, error) {
 	c := &Conn{socket: s, remote: remote}
 	c.receiving.ready = c.receiving.step
 	c.sending.ready = c.sending.step
-	local, err := s.localAddr()
-	if err == nil {
-		c.local = local
+	var err error
+	if c.local, err = s.localAddr(); err == nil {
 		err = s.control(func(fd int) error {
 			status, err := sctp.NewSCTPConn(fd, nil).GetStatus()
 			c.streams = Streams{In: status.Instreams, Out: status.Ostreams}

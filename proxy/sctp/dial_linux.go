@@ -25,10 +25,14 @@ func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) 
 	if err != nil {
 		return nil, err
 	}
-	s, err := openSocket(netip.AddrPortFrom(from, 0), nil)
+	fd, err := forward.Sockets(nil).BindSCTP(netip.AddrPortFrom(from, 0))
 	if errors.Is(err, unix.EADDRINUSE) {
 		err = unix.EADDRNOTAVAIL // every port is in use: the error that connect returns for that
 	}
+	if err != nil {
+		return nil, err
+	}
+	s, err := newSocket(fd)
 	if err != nil {
 		return nil, err
 	}

@@ -20,33 +20,29 @@ import (
 const maxStreams = 256
 
 // Listener accepts associations on one address.
-type Listener struct {
-	*socket
-	addr netip.AddrPort
+type Listener struct{ *socket }
+
+// Listen returns a socket that listens on addr, which must not be the unspecified address. Otherwise the kernel would
+// announce all addresses of this machine to every client, and clients would use them. addr may be an address that this
+// machine does not have yet.
+func Listen(sockets forward.Sockets, addr netip.AddrPort) (fd int, err error) {
+	if fd, err = sockets.BindSCTP(addr); err != nil {
+		return -1, err
+	}
+	if err = listen(fd); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
-// Listen listens on addr, which must not be the unspecified address. Otherwise the kernel would announce all addresses
-// of this machine to every client, and clients would use them. addr may be an address that this machine does not have
-// yet. sockets creates the socket, perhaps in another network namespace; nil means socket(2).
-func Listen(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd int, err error)) (*Listener, error) {
-	s, err := openSocket(addr, sockets)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.control(listen); err != nil {
-		s.Close()
-		return nil, err
-	}
-	return listener(s)
-}
-
-// ListenAgain continues to use the socket of a Listener that another process has or had, and takes over the descriptor.
-func ListenAgain(fd int) (*Listener, error) {
+// NewListener takes over a socket that Listen has returned, in this or another process.
+func NewListener(fd int) (*Listener, error) {
 	s, err := newSocket(fd)
 	if err != nil {
 		return nil, err
 	}
-	// The other process may have set this option to 0 s, since its Close aborts the associations that wait.
+	// Another process may have set this option to 0 s, since its Close aborts the associations that wait.
 	err = s.control(func(fd int) error {
 		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
 	})
@@ -54,16 +50,7 @@ func ListenAgain(fd int) (*Listener, error) {
 		s.Close()
 		return nil, err
 	}
-	return listener(s)
-}
-
-func listener(s *socket) (*Listener, error) {
-	bound, err := s.localAddr()
-	if err != nil {
-		s.Close()
-		return nil, err
-	}
-	return &Listener{socket: s, addr: bound}, nil
+	return &Listener{s}, nil
 }
 
 func listen(fd int) error {
@@ -124,14 +111,11 @@ func accepted(fd int, from netip.AddrPort) (*Conn, error) {
 	return nil, err
 }
 
-// LocalAddr returns the listen address.
-func (l *Listener) LocalAddr() netip.AddrPort { return l.addr }
-
-// Leave stops accepting: another process has the socket, with the waiting associations.
-func (l *Listener) Leave() error { return l.socket.Close() }
-
-// Close stops accepting. Associations that wait to be accepted are aborted.
-func (l *Listener) Close() error {
-	_ = l.SetLinger(0) // fails only on a closed socket
+// Close stops accepting. Associations that wait to be accepted are aborted, unless leave is set, since another process
+// has the socket.
+func (l *Listener) Close(leave bool) error {
+	if !leave {
+		_ = l.SetLinger(0) // fails only on a closed socket
+	}
 	return l.socket.Close()
 }

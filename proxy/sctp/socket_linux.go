@@ -34,27 +34,6 @@ func newSocket(fd int) (*socket, error) {
 	return &socket{file: file, raw: raw}, nil
 }
 
-// openSocket opens a socket in the family of addr, bound to addr, which need not be an address of this machine yet.
-// sockets is as for Listen.
-func openSocket(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd int, err error)) (*socket, error) {
-	if sockets == nil {
-		sockets = unix.Socket
-	}
-	family := unix.AF_INET
-	if addr.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	fd, err := sockets(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
-	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
-	if err := forward.BindSCTP(fd, addr); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return newSocket(fd)
-}
-
 // control calls f with the descriptor.
 func (s *socket) control(f func(fd int) error) error {
 	var failed error

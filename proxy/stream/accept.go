@@ -2,7 +2,6 @@ package stream
 
 import (
 	"errors"
-	"io"
 	"net"
 	"net/netip"
 	"syscall"
@@ -29,21 +28,14 @@ func (a *acceptor) ViewReplaced() {}
 // listening is a listener with one goroutine that accepts its clients.
 type listening struct {
 	acceptor
-	socket         io.Closer
-	transferSocket transferable  // nil if a successor opens its own socket
-	closed         chan struct{} // closed when run has returned
+	fd     int                         // of the socket; unused on systems without a handover
+	close  func(handedOver bool) error // closes the socket
+	closed chan struct{}               // closed when run has returned
 }
 
-// transferable is a socket that a successor can inherit.
-type transferable interface {
-	SyscallConn() (syscall.RawConn, error)
-	// Leave closes this process's copy.
-	Leave() error
-}
-
-// newListening returns a listener for b on socket, whose address is at. The caller starts run.
-func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Closer, at netip.AddrPort) *listening {
-	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
+// newListening returns a listener for b on a socket whose address is at. The caller starts run.
+func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, fd int, at netip.AddrPort, close func(handedOver bool) error) *listening {
+	l := &listening{acceptor: acceptor{server: s, front: f}, fd: fd, close: close, closed: make(chan struct{})}
 	l.SetBound(b, at)
 	f.Budget.CountListener(f.ID().Namespace, at.Port(), false, 1)
 	return l
@@ -70,28 +62,14 @@ func (l *listening) run(next func() error) {
 }
 
 // HandOver implements frontend.Listener.
-func (l *listening) HandOver() (s handover.Socket, ok bool) {
-	if l.transferSocket == nil {
-		return s, false
-	}
-	raw, err := l.transferSocket.SyscallConn()
-	if err != nil {
-		return s, false
-	}
-	_ = raw.Control(func(fd uintptr) { // fails only once it is closed
-		s, ok = frontend.SocketFor(int(fd), frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil))
-	})
-	return s, ok
+func (l *listening) HandOver() (handover.Socket, bool) {
+	return frontend.SocketFor(l.fd, frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil))
 }
 
 // Close stops accepting and returns when run has returned. The kernel resets or aborts the clients that wait to be
 // accepted, unless a successor has the socket.
 func (l *listening) Close(why frontend.Closing) {
-	if why == frontend.HandedOver && l.transferSocket != nil {
-		_ = l.transferSocket.Leave()
-	} else {
-		l.socket.Close()
-	}
+	_ = l.close(why == frontend.HandedOver)
 	<-l.closed
 }
 

@@ -65,26 +65,18 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 	if err := s.SCTP.allowed(); err != nil {
 		return nil, err
 	}
-	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
-		if addr == b.Addr && addr.Port() != 0 { // only here: on other ports that Listen tries, inherited sockets belong to other front ends
-			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil), addr)
-			switch {
-			case err != nil:
-				return nil, err
-			case fd >= 0:
-				return sctp.ListenAgain(fd)
-			}
-		}
-		return sctp.Listen(addr, f.Sockets(b))
-	})
+	fd, at, _, err := f.OpenSocket(b, sctp.Listen)
 	switch {
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
 		return nil, fmt.Errorf("%w: not supported by this node's kernel", ErrNoSCTP)
 	case err != nil:
 		return nil, err
 	}
-	l := s.newListening(f, b, opened, opened.LocalAddr())
-	l.transferSocket = opened
+	opened, err := sctp.NewListener(fd)
+	if err != nil {
+		return nil, err
+	}
+	l := s.newListening(f, b, fd, at, opened.Close)
 	go l.run(func() error {
 		conn, err := opened.Accept()
 		if err != nil {

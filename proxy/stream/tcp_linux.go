@@ -2,7 +2,6 @@ package stream
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -32,29 +31,14 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	if err := s.loops.start(s); err != nil {
 		return nil, err
 	}
-	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
-		if addr == b.Addr && addr.Port() != 0 { // only here: on other ports that Listen tries, inherited sockets belong to other front ends
-			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
-				if err == nil {
-					s.keepalive().Set(fd)
-				}
-				return fd, err
-			}
-		}
-		return forward.Sockets(f.Sockets(b)).ListenTCP(addr, s.keepalive())
+	fd, at, inherited, err := f.OpenSocket(b, func(sockets forward.Sockets, addr netip.AddrPort) (int, error) {
+		return sockets.ListenTCP(addr, s.keepalive())
 	})
-	if err == nil && b.Transparent {
-		if err = forward.SetTransparent(fd, b.Addr.Addr()); err != nil {
-			unix.Close(fd)
-		}
-	}
 	if err != nil {
 		return nil, err
 	}
-	at, err := forward.LocalAddr(fd)
-	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
+	if inherited {
+		s.keepalive().Set(fd)
 	}
 	l := &tcpListener{acceptor: acceptor{server: s, front: f}, fd: fd}
 	l.SetBound(b, at)

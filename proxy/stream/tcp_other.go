@@ -22,7 +22,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	if err != nil {
 		return nil, err
 	}
-	l := s.newListening(f, b, opened, plainAddr(opened.Addr()))
+	l := s.newListening(f, b, -1, plainAddr(opened.Addr()), func(bool) error { return opened.Close() })
 	go l.run(func() error {
 		conn, err := opened.AcceptTCP()
 		if err != nil {
