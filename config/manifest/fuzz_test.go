@@ -113,11 +113,11 @@ func BenchmarkLoad(b *testing.B) {
 // BenchmarkResolve adds a Service to 10,000, and removes it.
 func BenchmarkResolve(b *testing.B) {
 	r := newResolver(testNetworks, config.Node{}, translate.Options{}, false)
-	r.replace(nil, read("many.yaml", []byte(many(10000)), reading{}, testNetworks, DefaultMaxFileSize).objects)
+	r.replace(nil, read("many.yaml", []byte(many(10000)), reading{}, testNetworks, maxFileSize).objects)
 	if n := len(r.resolve()); n != 10000 {
 		b.Fatal(n)
 	}
-	one := read("one.yaml", []byte(strings.ReplaceAll(many(1), "web-", "other-")), reading{}, testNetworks, DefaultMaxFileSize).objects
+	one := read("one.yaml", []byte(strings.ReplaceAll(many(1), "web-", "other-")), reading{}, testNetworks, maxFileSize).objects
 	for b.Loop() {
 		for _, change := range [][2][]*object{{nil, one}, {one, nil}} {
 			r.replace(change[0], change[1])

@@ -16,7 +16,6 @@ import (
 // loader reads files and remembers their content.
 type loader struct {
 	paths    []string
-	maxSize  int
 	debounce debounce
 	resolver *resolver
 	files    map[string]*file // by absolute path
@@ -56,11 +55,11 @@ const input = "standard input"
 
 // take reads from as an additional file, which never changes.
 func (l *loader) take(from io.Reader) error {
-	data, err := io.ReadAll(io.LimitReader(from, int64(l.maxSize)+1))
+	data, err := io.ReadAll(io.LimitReader(from, maxFileSize+1))
 	if err != nil {
 		return fmt.Errorf("reading manifests: %w", err)
 	}
-	found := read(input, data, reading{}, l.resolver.nets, l.maxSize)
+	found := read(input, data, reading{}, l.resolver.nets, maxFileSize)
 	found.renumber()
 	l.files[input] = &file{path: input, objects: found.objects, errors: found.errors, warnings: found.warnings, lacks: missing{found.spoiled, found.unreadable}}
 	l.resolver.replace(nil, found.objects)
@@ -112,7 +111,7 @@ type look struct {
 
 // look reads one file, and decodes it unless its content is unchanged. Several goroutines call it, for different files.
 func (l *loader) look(e entry) look {
-	data, err := readFile(e.path, l.maxSize)
+	data, err := readFile(e.path, maxFileSize)
 	if err != nil {
 		return look{err: err}
 	}
@@ -122,7 +121,7 @@ func (l *loader) look(e entry) look {
 		f = &file{}
 	}
 	if out.same = f.sum == out.sum; !out.same {
-		out.reading = read(e.path, data, reading{objects: f.objects, documents: f.documents}, l.resolver.nets, l.maxSize)
+		out.reading = read(e.path, data, reading{objects: f.objects, documents: f.documents}, l.resolver.nets, maxFileSize)
 	}
 	return out
 }

@@ -24,8 +24,8 @@ import (
 // DefaultServiceCIDR is the network for allocating cluster IPs if none is given. It is kubeadm's default.
 var DefaultServiceCIDR = netip.MustParsePrefix("10.96.0.0/12")
 
-// DefaultMaxFileSize is the default maximum size of a file: enough for some 20,000 Services with their EndpointSlices.
-const DefaultMaxFileSize = 32 << 20
+// maxFileSize is the maximum size of a file in bytes: enough for some 20,000 Services with their EndpointSlices.
+const maxFileSize = 32 << 20
 
 // Stdin is the path that stands for standard input.
 const Stdin = "-"
@@ -61,9 +61,6 @@ type Options struct {
 	// Discovery requests config.Service.Discovery, and so includes Services that are not proxied.
 	Discovery bool
 
-	// MaxFileSize is the maximum size of a file in bytes; 0 means DefaultMaxFileSize.
-	MaxFileSize int
-
 	// Reports, if not nil, gets the current problems of the files.
 	Reports *config.Reports
 
@@ -75,9 +72,6 @@ func (o Options) loader() (*loader, error) {
 	if len(o.ServiceCIDRs) == 0 {
 		o.ServiceCIDRs = []netip.Prefix{DefaultServiceCIDR}
 	}
-	if o.MaxFileSize == 0 {
-		o.MaxFileSize = DefaultMaxFileSize
-	}
 	if o.NodePorts == (Ports{}) {
 		o.NodePorts = DefaultNodePorts
 	}
@@ -87,7 +81,6 @@ func (o Options) loader() (*loader, error) {
 	isInput := func(path string) bool { return path == Stdin }
 	l := &loader{
 		paths:    slices.DeleteFunc(slices.Clone(o.Paths), isInput),
-		maxSize:  o.MaxFileSize,
 		files:    map[string]*file{},
 		debounce: defaultDebounce,
 		resolver: resolver,
