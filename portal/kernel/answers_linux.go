@@ -2,11 +2,9 @@ package kernel
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -231,27 +229,4 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 		}
 	}
 	return removed, errors.Join(errs...)
-}
-
-// AnswerEvents reports removals of the parts that RouteAnswers has installed.
-func AnswerEvents() (Subscription, error) {
-	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
-		var attribute uint16
-		var is func(uint32) bool
-		switch m.Header.Type {
-		case unix.RTM_DELRULE:
-			attribute = nl.FRA_PRIORITY
-			is = func(v uint32) bool { return v >= answerRule && v <= answerRule+3 }
-		case unix.RTM_DELROUTE:
-			attribute = unix.RTA_TABLE
-			is = func(v uint32) bool { return v == answerTable }
-		default:
-			return false
-		}
-		if len(m.Data) < unix.SizeofRtMsg { // struct fib_rule_hdr has the same size
-			return false
-		}
-		v := find(m.Data[unix.SizeofRtMsg:], attribute)
-		return len(v) == 4 && is(binary.NativeEndian.Uint32(v))
-	}, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }

@@ -266,10 +266,11 @@ func ForgetLastRoutes() (removed []string, err error) {
 // it reports as down.
 const routeDelay = 10 * time.Millisecond
 
-// LastRouteEvents calls matters with the VIP when a route of last resort is removed, and with the unspecified address
-// when the rule is. For any other change that can make the routes needed or unneeded, it passes the zero Addr. Such
-// changes include removed links and addresses: the kernel removes their IPv4 routes after that event, without another.
-func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
+// RoutingEvents reports removals of the parts that RouteAnswers has installed. It calls matters with the VIP when a
+// route of last resort is removed, and with the unspecified address when the rule is. For any other change that can make
+// the routes needed or unneeded, it passes the zero Addr. Such changes include removed links and addresses: the kernel
+// removes their IPv4 routes after that event, without another.
+func RoutingEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		switch m.Header.Type {
 		case unix.RTM_NEWADDR, unix.RTM_DELLINK:
@@ -291,12 +292,18 @@ func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 			return false
 		}
 		message := nl.DeserializeRtMsg(m.Data)
-		table, dst := uint32(message.Table), find(m.Data[unix.SizeofRtMsg:], unix.RTA_DST)
-		if v := find(m.Data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(v) == 4 { // FRA_TABLE has the same value
-			table = binary.NativeEndian.Uint32(v)
+		number := func(attribute uint16, otherwise uint32) uint32 {
+			if v := find(m.Data[unix.SizeofRtMsg:], attribute); len(v) == 4 {
+				return binary.NativeEndian.Uint32(v)
+			}
+			return otherwise
 		}
-		addr, _ := netip.AddrFromSlice(dst)
+		table := number(unix.RTA_TABLE, uint32(message.Table)) // FRA_TABLE has the same value
+		priority := number(nl.FRA_PRIORITY, 0)
+		addr, _ := netip.AddrFromSlice(find(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))
 		switch {
+		case m.Header.Type == unix.RTM_DELRULE && answerRule <= priority && priority <= answerRule+3:
+			return true
 		case table == lastTable && m.Header.Type == unix.RTM_DELRULE:
 			return matters(anyOf(message.Family))
 		case table == lastTable:

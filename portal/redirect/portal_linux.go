@@ -65,7 +65,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 	for _, e := range events {
 		p.events = append(p.events, p.known.By(e))
 	}
-	p.events = append(p.events, p.redirectAddrEvents, p.lastRouteEvents, kernel.AnswerEvents)
+	p.events = append(p.events, p.redirectAddrEvents, p.routingEvents)
 	p.clientPorts = kernel.PortsBelowLocal()
 	for _, family := range portal.Families {
 		m := &machine{family: family, log: p.log.WithField("family", family.String()), rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() })}
@@ -445,10 +445,10 @@ func (p *Portal) redirectAddrEvents() (kernel.Subscription, error) {
 	})
 }
 
-// lastRouteEvents reports when needed routes of last resort are removed, and when a change of other routes makes them
-// necessary or unnecessary.
-func (p *Portal) lastRouteEvents() (kernel.Subscription, error) {
-	return kernel.LastRouteEvents(func(gone netip.Addr) bool {
+// routingEvents reports when the routing of replies to clients' own addresses or needed routes of last resort are
+// removed, and when a change of other routes makes the latter necessary or unnecessary.
+func (p *Portal) routingEvents() (kernel.Subscription, error) {
+	return kernel.RoutingEvents(func(gone netip.Addr) bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return m.unusable == nil && len(m.rules) > 0 && m.last.Stale(gone) })
