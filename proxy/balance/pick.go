@@ -177,17 +177,11 @@ func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 // quarantine that one client's failures alone caused does not count (see Report). If Again returns false, the caller
 // uses any other endpoint.
 func (s *Set) Again(previous netip.AddrPort, a Request) (Choice, bool) {
-	if slices.Contains(a.Tried, previous) {
-		return Choice{}, false
-	}
 	e := s.Find(previous)
-	if e == nil {
+	switch {
+	case e == nil || slices.Contains(a.Tried, previous) || !e.health.Load().keepsAffinity(a.Now):
 		return Choice{}, false
-	}
-	if !e.health.Load().keepsAffinity(a.Now) {
-		return Choice{}, false
-	}
-	if e.Full() {
+	case e.Full():
 		return Choice{Reason: mustWait}, true
 	}
 	return Choice{Endpoint: e, Reason: Affinity}, true

@@ -87,8 +87,7 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.toEndpoint.bytes.Add(int64(endpoint.sent))
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
-	if err := p.watchClient(client); err != nil {
-		p.client.watch = Registration{unwatched}
+	if !p.watchClient(client) {
 		p.reset(outcome.Limit, unix.ENOMEM)
 		return
 	}
@@ -112,16 +111,15 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.move(shortTurn)
 }
 
-// watchClient watches the client's socket, or reuses the registration of [Loop.WatchClient].
-func (p *pair) watchClient(client *Client) (err error) {
+// watchClient is watch for the client's socket. It reuses the registration of [Loop.WatchClient].
+func (p *pair) watchClient(client *Client) bool {
 	if client.watcher == nil {
-		p.client.watch, err = p.loop.Add(int(client.Socket), clientEvents, (*clientEdge)(p))
-		return err
+		return p.watch(&p.client, (*clientEdge)(p))
 	}
 	p.client.watch = client.watch
 	p.loop.Handle(client.watch, (*clientEdge)(p))
 	p.client.note(client.seen)
-	return nil
+	return true
 }
 
 // minDifference accounts for the wake-up that a transfer to another loop costs: see LessLoaded.
@@ -387,17 +385,10 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	if !to.writable {
 		return 0
 	}
-	to.undelay(w)
-	n, err := to.fd.write(w.rest.bytes, w.rest.flags)
-	switch {
-	case err == unix.EAGAIN:
-		p.awaitWritable(to)
-		return 0
-	case err != nil:
-		p.writeFailed(w, to, err)
+	n := p.write(w, to, w.rest.bytes, w.rest.flags)
+	if n == 0 { // the pair may have ended, and rest be nil
 		return 0
 	}
-	w.bytes.Add(int64(n))
 	if w.rest.bytes = w.rest.bytes[n:]; len(w.rest.bytes) == 0 {
 		w.written()
 	}
@@ -564,17 +555,16 @@ func (p *pair) close(untaken int) {
 		p.forget()
 	}
 	for _, e := range [...]*edge{&p.client, &p.endpoint} {
-		if e.watch.slot == unwatched {
+		switch {
+		case e.watch.slot == unwatched:
 			e.fd.Close()
-			continue
-		}
-		if p.shared {
+		case p.shared:
 			e.fd.closeWrite()
 			l.Remove(e.watch)
 			e.fd.Close()
-			continue
+		default:
+			l.CloseFD(e.watch)
 		}
-		l.CloseFD(e.watch)
 	}
 	for _, w := range [...]*way{&p.toEndpoint, &p.toClient} {
 		if w.pipe != nil {

@@ -153,7 +153,12 @@ func (e *acceptHandler) failed(err error) {
 func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 	l := e.listener
 	if l.server.Dial != nil {
-		l.acceptedPortable(socket, from)
+		conn, err := socket.TCPConn()
+		if err != nil {
+			l.acceptFailed(err, 0) // logs it; the client sees that its connection is closed
+			return
+		}
+		l.servePortable(conn, from)
 		return
 	}
 	w := &waiting{Client: forward.Client{Socket: socket}, loop: e.loop.LessLoaded(l.server.loops.list)}
@@ -164,16 +169,6 @@ func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 		w.loop = e.loop
 		w.start(&l.acceptor, w)
 	}
-}
-
-// acceptedPortable serves a client with goroutines.
-func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPort) {
-	conn, err := client.TCPConn()
-	if err != nil {
-		l.acceptFailed(err, 0) // logs it; the client sees that its connection is closed
-		return
-	}
-	l.servePortable(conn, from)
 }
 
 // pair is the part of a connection that a loop forwards.
