@@ -204,7 +204,11 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 // Drained returns the deadline that EndConnections has set. An attempt that was under way at that call may still
 // succeed; its connection must end by this deadline, too. ok is false if there is no deadline.
 func (s *State) Drained() (by time.Time, ok bool) {
-	ns := s.rare().drained.Load()
+	r := s.rareState.Load()
+	if r == nil {
+		return time.Time{}, false
+	}
+	ns := r.drained.Load()
 	return time.Unix(0, ns), ns != 0
 }
 

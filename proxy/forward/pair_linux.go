@@ -87,7 +87,8 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.toEndpoint.bytes.Add(int64(endpoint.sent))
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
-	if !p.watchClient(client) {
+	if err := p.watchClient(client); err != nil {
+		p.client.watch = Registration{unwatched}
 		p.reset(outcome.Limit, unix.ENOMEM)
 		return
 	}
@@ -111,15 +112,16 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.move(shortTurn)
 }
 
-// watchClient is watch for the client's socket. It reuses the registration of [Loop.WatchClient].
-func (p *pair) watchClient(client *Client) bool {
+// watchClient watches the client's socket, or reuses the registration of [Loop.WatchClient].
+func (p *pair) watchClient(client *Client) (err error) {
 	if client.watcher == nil {
-		return p.watch(&p.client, (*clientEdge)(p))
+		p.client.watch, err = p.loop.Add(int(client.Socket), clientEvents, (*clientEdge)(p))
+		return err
 	}
 	p.client.watch = client.watch
 	p.loop.Handle(client.watch, (*clientEdge)(p))
 	p.client.note(client.seen)
-	return true
+	return nil
 }
 
 // minDifference accounts for the wake-up that a transfer to another loop costs: see LessLoaded.

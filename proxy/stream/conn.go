@@ -48,22 +48,16 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
 	if full := a.server.register.add(c); full != nil {
-		_ = c.setTo(a) // on failure, To is the address of the socket
+		if c.To = a.At; a.Redirected {
+			c.To, _ = client.originalDst(from.Addr())
+		}
+		if !c.To.IsValid() || c.To.Addr().IsUnspecified() {
+			c.To = client.localAddr()
+		}
 		c.turnAway(outcome.Result{Outcome: outcome.Limit, Err: full})
 		return nil
 	}
 	return c
-}
-
-// setTo sets To to the address that the client connected to or, if that is unknown, to the local one of its socket.
-func (c *Conn) setTo(a *acceptor) (err error) {
-	if c.To = a.At; a.Redirected {
-		c.To, err = c.client.originalDst(c.From.Addr())
-	}
-	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
-		c.To = c.client.localAddr()
-	}
-	return err
 }
 
 // turnAway resets a client that is not admitted; r is the reason.
@@ -144,8 +138,15 @@ type runner interface {
 // start admits the client and starts the search for an endpoint, or resets the client. In a loop, the search continues
 // after start has returned.
 func (c *Conn) start(a *acceptor, run runner) {
-	r := outcome.Result{Outcome: outcome.BypassedPortal, Err: c.setTo(a)}
-	if r.Err == nil {
+	var err error
+	if c.To = a.At; a.Redirected {
+		c.To, err = c.client.originalDst(c.From.Addr())
+	}
+	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
+		c.To = c.client.localAddr()
+	}
+	r := outcome.Result{Outcome: outcome.BypassedPortal, Err: err}
+	if err == nil {
 		var due bool
 		if due, r = c.Admit(c.Front.View(), &a.Place); due {
 			run.awaitHeader() // SetProxiedClient decides whether the client is allowed
