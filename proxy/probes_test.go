@@ -91,16 +91,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 		l, err := net.Listen("tcp", bad.String())
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprint(c, "hello")
-				c.Close()
-			}
-		}()
+		lab.Serve(l, func(c net.Conn) { fmt.Fprint(c, "hello") })
 	}
 
 	It("detects its recovery with probes; before that, only one client attempts to connect", func() {

@@ -45,26 +45,17 @@ func startFew(ns *lab.Namespace, addr netip.Addr) *few {
 	GinkgoHelper()
 	f := &few{addr: netip.AddrPortFrom(addr, 8080), open: map[net.Conn]bool{}}
 	f.listener = ns.Listen(f.addr.String())
-	go func() {
-		for {
-			c, err := f.listener.Accept()
-			if err != nil {
-				return
-			}
-			f.mu.Lock()
-			f.open[c] = true
-			f.most = max(f.most, len(f.open))
-			f.mu.Unlock()
-			go func() {
-				defer c.Close()
-				fmt.Fprintln(c, f.addr)
-				_, _ = io.Copy(io.Discard, c)
-				f.mu.Lock()
-				delete(f.open, c)
-				f.mu.Unlock()
-			}()
-		}
-	}()
+	lab.Serve(f.listener, func(c net.Conn) {
+		f.mu.Lock()
+		f.open[c] = true
+		f.most = max(f.most, len(f.open))
+		f.mu.Unlock()
+		fmt.Fprintln(c, f.addr)
+		_, _ = io.Copy(io.Discard, c)
+		f.mu.Lock()
+		delete(f.open, c)
+		f.mu.Unlock()
+	})
 	return f
 }
 

@@ -400,15 +400,7 @@ func (e *soakEndpoint) listen() {
 	e.listener, e.packets = l, packets
 	e.mu.Unlock()
 	serveEcho(packets, e.udp())
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go e.serve(l, c.(*net.TCPConn))
-		}
-	}()
+	lab.Serve(l, func(c net.Conn) { e.serve(l, c.(*net.TCPConn)) })
 }
 
 // leave stops listening. Open connections continue.
@@ -440,7 +432,6 @@ func (e *soakEndpoint) tell(h soakHeader, err error) {
 }
 
 func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
-	defer c.Close()
 	broken := new(bool)
 	e.mu.Lock()
 	if e.open[c] = broken; e.listener != l {

@@ -247,22 +247,13 @@ func tcpSpecs(portal string) {
 		rnd := rand.NewChaCha8([32]byte{7})
 		rnd.Read(question)
 		rnd.Read(answer)
-		server := l.Pods.Listen(address(1, 9000).String())
-		go func() {
-			for {
-				c, err := server.Accept()
-				if err != nil {
-					return
-				}
-				go func() { // sends back as many bytes as it received, once the client has half-closed
-					defer c.Close()
-					got, err := io.ReadAll(c)
-					if err == nil && bytes.Equal(got, question[:len(got)]) {
-						_, _ = c.Write(answer[:len(got)])
-					}
-				}()
+		// The server sends back as many bytes as it received, once the client has half-closed.
+		lab.Serve(l.Pods.Listen(address(1, 9000).String()), func(c net.Conn) {
+			got, err := io.ReadAll(c)
+			if err == nil && bytes.Equal(got, question[:len(got)]) {
+				_, _ = c.Write(answer[:len(got)])
 			}
-		}()
+		})
 		web.endpoints = []netip.AddrPort{address(1, 9000)}
 		start()
 		exchange := func(size int) error {

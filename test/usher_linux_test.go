@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -204,38 +205,14 @@ type backend struct {
 func startBackend(ns *lab.Namespace, addr netip.Addr, port uint16) *backend {
 	GinkgoHelper()
 	b := &backend{addr: netip.AddrPortFrom(addr, port)}
-	go b.serve(ns.Listen(b.addr.String()))
-	return b
-}
-
-func (b *backend) serve(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
+	lab.Serve(ns.Listen(b.addr.String()), func(c net.Conn) {
 		b.mu.Lock()
 		b.accepted++
 		b.mu.Unlock()
-		go func() {
-			defer c.Close()
-			if _, err := fmt.Fprintln(c, b.addr); err != nil {
-				return
-			}
-			buf := make([]byte, 4096)
-			for {
-				n, err := c.Read(buf)
-				if n > 0 {
-					if _, err := c.Write(buf[:n]); err != nil {
-						return
-					}
-				}
-				if err != nil {
-					return
-				}
-			}
-		}()
-	}
+		fmt.Fprintln(c, b.addr)
+		_, _ = io.Copy(c, c)
+	})
+	return b
 }
 
 func (b *backend) connections() int {

@@ -20,6 +20,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 func TestClientsThatWaitToBeAcceptedAreServedWhenUsherStops(t *testing.T) {
@@ -33,11 +34,7 @@ func TestClientsThatWaitToBeAcceptedAreServedWhenUsherStops(t *testing.T) {
 	backend, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())
 	defer backend.Close()
-	go func() {
-		for c, err := backend.Accept(); err == nil; c, err = backend.Accept() {
-			go func() { _, _ = io.Copy(c, c); c.Close() }()
-		}
-	}()
+	lab.Serve(backend, func(c net.Conn) { _, _ = io.Copy(c, c) })
 	endpoints := []config.Endpoint{{Ready: true, Addr: backend.Addr().(*net.TCPAddr).AddrPort()}}
 	port := config.ServicePort{
 		ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP,

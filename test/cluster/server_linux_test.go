@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -27,46 +28,18 @@ type server struct {
 func serve(ns *lab.Namespace, addr netip.AddrPort) *server {
 	GinkgoHelper()
 	s := &server{addr: addr, listener: ns.Listen(addr.String()), conns: map[net.Conn]struct{}{}}
-	go s.accept()
-	return s
-}
-
-func (s *server) accept() {
-	for {
-		c, err := s.listener.Accept()
-		if err != nil {
-			return
-		}
+	lab.Serve(s.listener, func(c net.Conn) {
 		s.mu.Lock()
 		s.accepted = append(s.accepted, time.Now())
 		s.conns[c] = struct{}{}
 		s.mu.Unlock()
-		go s.echo(c)
-	}
-}
-
-func (s *server) echo(c net.Conn) {
-	defer func() {
-		c.Close()
+		fmt.Fprintln(c, s.addr)
+		_, _ = io.Copy(c, c)
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		delete(s.conns, c)
-	}()
-	if _, err := fmt.Fprintln(c, s.addr); err != nil {
-		return
-	}
-	buf := make([]byte, 4096)
-	for {
-		n, err := c.Read(buf)
-		if n > 0 {
-			if _, err := c.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
+		s.mu.Unlock()
+	})
+	return s
 }
 
 // stop closes the listener, as a program does on SIGTERM. Open connections continue.

@@ -225,21 +225,14 @@ func (h *Host) Serve(b portal.Bind, word string) uint16 {
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() { l.Close() })
 		port = l.Addr().(*net.TCPAddr).AddrPort().Port()
-		go func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				dst, err := kernel.OriginalDst(conn.(*net.TCPConn))
-				if err != nil {
-					io.WriteString(conn, word+" "+err.Error())
-				} else {
-					io.WriteString(conn, word+" "+dst.String())
-				}
-				conn.Close()
+		lab.Serve(l, func(conn net.Conn) {
+			dst, err := kernel.OriginalDst(conn.(*net.TCPConn))
+			if err != nil {
+				io.WriteString(conn, word+" "+err.Error())
+			} else {
+				io.WriteString(conn, word+" "+dst.String())
 			}
-		}()
+		})
 	})
 	return port
 }

@@ -33,19 +33,10 @@ var everydayChecks = func() (all []Check) {
 func startTCPEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	l := ns.Listen(netip.AddrPortFrom(addr, 8080).String())
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				fmt.Fprintln(c, c.RemoteAddr().(*net.TCPAddr).IP)
-				_, _ = io.Copy(c, c) // until the client sends EOF
-			}()
-		}
-	}()
+	lab.Serve(l, func(c net.Conn) {
+		fmt.Fprintln(c, c.RemoteAddr().(*net.TCPAddr).IP)
+		_, _ = io.Copy(c, c) // until the client sends EOF
+	})
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 

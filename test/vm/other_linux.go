@@ -43,17 +43,7 @@ var addressChecks = []Check{
 func web(n *node) service {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(lab.Pod(1), 8080)
-	l := n.Pods.Listen(at.String())
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			fmt.Fprintln(c, at)
-			c.Close()
-		}
-	}()
+	lab.Serve(n.Pods.Listen(at.String()), func(c net.Conn) { fmt.Fprintln(c, at) })
 	return service{name: "web", vip: netip.MustParseAddrPort("10.96.0.11:80"), protocol: "TCP", endpoints: []netip.AddrPort{at}}
 }
 

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
+
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // Wire is a second route to the API server that a test can cut. For its clients the API server vanishes, while the test
@@ -68,28 +70,17 @@ func (w *Wire) Repair() {
 		return err
 	})
 	w.address = w.listener.Addr().String()
-	go w.accept(w.listener)
-}
-
-func (w *Wire) accept(l net.Listener) {
-	for {
-		client, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go w.carry(l, client)
-	}
+	l := w.listener
+	lab.Serve(l, func(client net.Conn) { w.carry(l, client) })
 }
 
 // carry copies bytes between a client and the API server until a side closes.
 func (w *Wire) carry(l net.Listener, client net.Conn) {
 	server, err := w.plane.dial(w.plane.apiServer())
 	if err != nil {
-		client.Close()
 		return
 	}
 	if !w.keep(l, client, server) {
-		client.Close()
 		server.Close()
 		return
 	}
