@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // serveUDP serves a Service with one echo server, with the portal none, and returns a client's socket.
@@ -30,16 +31,7 @@ func serveUDP(t testing.TB) (*proxy.Proxy, *net.UDPConn) {
 	echo, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { echo.Close() })
-	go func() {
-		buf := make([]byte, 65536)
-		for {
-			n, from, err := echo.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			_, _ = echo.WriteToUDPAddrPort(buf[:n], from)
-		}
-	}()
+	lab.Echo(echo)
 	p := proxyOf(t, echo)
 	client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
 	g.Expect(err).NotTo(HaveOccurred())
@@ -131,7 +123,7 @@ func TestUnansweredSessionEndsWithItsRemovedEndpoint(t *testing.T) {
 // ownEcho returns the goroutines of the test's echo servers.
 func ownEcho() (list []gleak.Goroutine) {
 	for _, g := range gleak.Goroutines() {
-		if g.CreatorFunction == "github.com/usherproxy/usher/proxy_test.serveUDP" {
+		if g.CreatorFunction == "github.com/usherproxy/usher/test/lab.ServeUDP" {
 			list = append(list, g)
 		}
 	}
@@ -174,17 +166,10 @@ func TestDatagramsHaveAPROXYHeaderIfConfigured(t *testing.T) {
 		t.Cleanup(func() { server.Close() })
 		at := server.LocalAddr().(*net.UDPAddr).AddrPort()
 		servers[at.String()] = server
-		go func() {
-			buf := make([]byte, 65536)
-			for {
-				n, from, err := server.ReadFromUDPAddrPort(buf)
-				if err != nil {
-					return
-				}
-				got <- string(buf[:n])
-				_, _ = server.WriteToUDPAddrPort([]byte(at.String()), from)
-			}
-		}()
+		lab.ServeUDP(server, func(datagram []byte, _ netip.AddrPort) []byte {
+			got <- string(datagram)
+			return []byte(at.String())
+		})
 		return at
 	}
 	one, two := listen(), listen()

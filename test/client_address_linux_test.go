@@ -2,7 +2,6 @@ package test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -100,23 +99,8 @@ func (l *seenLab) host(ns *lab.Namespace, four, six string) seenHost {
 func (h seenHost) serve() {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(h.addr, seenPort).String()
-	go lab.Serve(h.ns.Listen(at), func(c net.Conn) {
-		fmt.Fprintln(c, c.RemoteAddr())
-		c.Close()
-	})
-	u := h.ns.ListenUDP(at)
-	go func() {
-		buf := make([]byte, 100)
-		for {
-			_, from, err := u.ReadFromUDPAddrPort(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				_, _ = u.WriteToUDPAddrPort([]byte(from.String()), from)
-			}
-		}
-	}()
+	lab.Serve(h.ns.Listen(at), func(c net.Conn) { fmt.Fprintln(c, c.RemoteAddr()) })
+	lab.ServeUDP(h.ns.ListenUDP(at), func(_ []byte, from netip.AddrPort) []byte { return []byte(from.String()) })
 }
 
 // start starts usher with a TCP and a UDP Service for each endpoint. Endpoint number i has

@@ -3,7 +3,6 @@ package test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -202,19 +201,9 @@ func (m *mirrored) again() error {
 // startMirror starts an endpoint that replies with the endpoint's address and the client's.
 func startMirror(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 	GinkgoHelper()
-	c := ns.ListenUDP(at.String())
-	go func() {
-		buf := make([]byte, 100)
-		for {
-			_, from, err := c.ReadFromUDPAddrPort(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				_, _ = c.WriteToUDPAddrPort(fmt.Appendf(nil, "%s was asked from %s", at, from), from)
-			}
-		}
-	}()
+	lab.ServeUDP(ns.ListenUDP(at.String()), func(_ []byte, from netip.AddrPort) []byte {
+		return fmt.Appendf(nil, "%s was asked from %s", at, from)
+	})
 	return at
 }
 

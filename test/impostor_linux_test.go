@@ -65,22 +65,17 @@ func (i *impostor) bind(network, address string) (err error) {
 			var c net.PacketConn
 			if c, err = config.ListenPacket(GinkgoT().Context(), network, address); err == nil {
 				i.open = append(i.open, c)
-				go func() {
-					for buf := make([]byte, 100); ; i.received.Add(1) {
-						_, from, err := c.ReadFrom(buf)
-						if err != nil {
-							return
-						}
-						_, _ = c.WriteTo([]byte("forged"), from)
-					}
-				}()
+				lab.ServeUDP(c.(*net.UDPConn), func([]byte, netip.AddrPort) []byte {
+					i.received.Add(1)
+					return []byte("forged")
+				})
 			}
 			return nil
 		}
 		var l net.Listener
 		if l, err = config.Listen(GinkgoT().Context(), network, address); err == nil {
 			i.open = append(i.open, l)
-			go lab.Serve(l, func(net.Conn) { i.received.Add(1) })
+			lab.Serve(l, func(net.Conn) { i.received.Add(1) })
 		}
 		return nil
 	})

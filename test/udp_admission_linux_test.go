@@ -33,18 +33,10 @@ type countedEcho struct {
 func startCountedEcho(ns *lab.Namespace, addr netip.Addr) *countedEcho {
 	GinkgoHelper()
 	e := &countedEcho{addr: netip.AddrPortFrom(addr, 5300)}
-	c := ns.ListenUDP(e.addr.String())
-	go func() {
-		buf := make([]byte, 2048)
-		for {
-			_, from, err := c.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			e.got.Add(1)
-			_, _ = c.WriteToUDPAddrPort([]byte(e.addr.String()), from)
-		}
-	}()
+	lab.ServeUDP(ns.ListenUDP(e.addr.String()), func([]byte, netip.AddrPort) []byte {
+		e.got.Add(1)
+		return []byte(e.addr.String())
+	})
 	return e
 }
 

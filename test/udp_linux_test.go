@@ -50,23 +50,12 @@ func startEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 func serveEcho(c *net.UDPConn, at netip.AddrPort) {
 	name := []byte(at.String())
 	_ = c.SetReadBuffer(4 << 20)
-	go func() {
-		buf := make([]byte, 65536)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err != nil {
-				continue
-			}
-			answer := buf[:n]
-			if string(answer) == who {
-				answer = name
-			}
-			_, _ = c.WriteToUDPAddrPort(answer, from)
+	lab.ServeUDP(c, func(datagram []byte, _ netip.AddrPort) []byte {
+		if string(datagram) == who {
+			return name
 		}
-	}()
+		return datagram
+	})
 }
 
 // exchange sends one datagram and returns the next one received.
@@ -354,17 +343,8 @@ func udpSpecs(portal string) {
 	It("ends only the sessions of the client that opens too many", func() {
 		at := netip.AddrPortFrom(lab.Pod(1), 5300)
 		dns.endpoints = []netip.AddrPort{at}
-		server := l.Pods.ListenUDP(at.String())
-		go func() { // answers with usher's source port: each session has one
-			buf := make([]byte, 2048)
-			for {
-				_, from, err := server.ReadFromUDPAddrPort(buf)
-				if err != nil {
-					return
-				}
-				_, _ = server.WriteToUDPAddrPort([]byte(from.String()), from)
-			}
-		}()
+		// The server answers with usher's source port: each session has one.
+		lab.ServeUDP(l.Pods.ListenUDP(at.String()), func(_ []byte, from netip.AddrPort) []byte { return []byte(from.String()) })
 		start("--max-udp-sessions=80")
 		var quiet []*net.UDPConn
 		var before []string

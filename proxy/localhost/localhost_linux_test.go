@@ -106,18 +106,10 @@ var _ = Describe("a server on this machine's loopback", func() {
 
 	It("is reachable by UDP, even if it starts later", func() {
 		mirror()
-		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() { c.Close() })
-		go func() {
-			for buf := make([]byte, 10); ; {
-				_, from, err := c.ReadFrom(buf)
-				if err != nil {
-					return
-				}
-				_, _ = c.WriteTo([]byte("here"), from)
-			}
-		}()
+		lab.ServeUDP(c, func([]byte, netip.AddrPort) []byte { return []byte("here") })
 		at := c.LocalAddr().(*net.UDPAddr).AddrPort()
 		Eventually(func() (string, error) { return asks(unix.SOCK_DGRAM, at) }).WithTimeout(20 * time.Second).Should(Equal("here"))
 	})

@@ -331,10 +331,7 @@ var _ = Describe("a Service", func() {
 		node := here
 		svc := c.service("web", noSelector, nodePort)
 		listener := c.Pods.Listen(netip.AddrPortFrom(lab.Pod(1), 8080).String())
-		go lab.Serve(listener, func(conn net.Conn) {
-			fmt.Fprint(conn, conn.RemoteAddr())
-			conn.Close()
-		})
+		lab.Serve(listener, func(conn net.Conn) { fmt.Fprint(conn, conn.RemoteAddr()) })
 		c.write(c.slice("web", "web", endpoint(lab.Pod(1), func(e *discoveryv1.Endpoint) { e.NodeName = &node })))
 		u := c.usher()
 		seen := func() (string, error) {

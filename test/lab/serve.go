@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -26,18 +27,25 @@ func Serve(l net.Listener, handle func(net.Conn)) {
 	}()
 }
 
-// Echo sends each datagram that c receives back, until c is closed.
-func Echo(c *net.UDPConn) {
+// ServeUDP sends back the answer to each datagram that c receives, until c is closed.
+func ServeUDP(c *net.UDPConn, answer func(datagram []byte, from netip.AddrPort) []byte) {
 	go func() {
 		buf := make([]byte, 64<<10)
 		for {
 			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if err != nil {
+			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+			if err == nil {
+				_, _ = c.WriteToUDPAddrPort(answer(buf[:n], from), from)
+			}
 		}
 	}()
+}
+
+// Echo sends each datagram that c receives back, until c is closed.
+func Echo(c *net.UDPConn) {
+	ServeUDP(c, func(datagram []byte, _ netip.AddrPort) []byte { return datagram })
 }
 
 // Backend starts a server on a loopback port of this machine, and returns its address. It stops when the test ends.

@@ -68,10 +68,7 @@ func (s *scene) start(cmd *exec.Cmd) (session *gexec.Session) {
 func (s *scene) listen(i int) {
 	GinkgoHelper()
 	s.backends[i] = s.Pods.Listen(netip.AddrPortFrom(lab.Pod(i+1), 8080).String())
-	go lab.Serve(s.backends[i], func(c net.Conn) {
-		defer c.Close()
-		_, _ = io.Copy(c, c)
-	})
+	lab.Serve(s.backends[i], func(c net.Conn) { _, _ = io.Copy(c, c) })
 }
 
 func newScene() *scene {

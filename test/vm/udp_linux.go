@@ -21,21 +21,12 @@ const who = "who are you?"
 func startEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(addr, 5300)
-	c := ns.ListenUDP(at.String())
-	go func() {
-		buf := make([]byte, 1<<16)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			answer := buf[:n]
-			if string(answer) == who {
-				answer = []byte(at.String())
-			}
-			_, _ = c.WriteToUDPAddrPort(answer, from)
+	lab.ServeUDP(ns.ListenUDP(at.String()), func(datagram []byte, _ netip.AddrPort) []byte {
+		if string(datagram) == who {
+			return []byte(at.String())
 		}
-	}()
+		return datagram
+	})
 	return at
 }
 
