@@ -246,6 +246,14 @@ func ask(ns *lab.Namespace, from netip.Addr, to netip.AddrPort) (*peer, netip.Ad
 	return p, name, err
 }
 
+// associate returns an association with a Service, which must serve it.
+func associate(ns *lab.Namespace, from netip.Addr, to netip.AddrPort) *peer {
+	GinkgoHelper()
+	p, _, err := ask(ns, from, to)
+	Expect(err).NotTo(HaveOccurred())
+	return p
+}
+
 // ended matches the error that either side sees when an association has shut down.
 var ended = Or(MatchError(io.EOF), MatchError(syscall.ENOTCONN))
 

@@ -83,6 +83,16 @@ func sctpCheck(ip family, portal, name string, body func(n *node, start func(fla
 	}}
 }
 
+// oneEndpoint starts usher with a Service that has one endpoint.
+func (n *node) oneEndpoint(start func(...string), silent bool, flags ...string) (*endpoint, service) {
+	GinkgoHelper()
+	e := startEndpoint(n.Pods, n.ip.pod(1), silent)
+	s := n.diameter(e.addr)
+	n.put(s)
+	start(flags...)
+	return e, s
+}
+
 // anyAddr makes a client use all its addresses.
 var anyAddr netip.Addr
 
@@ -123,13 +133,9 @@ func everywhere(n *node, start func(...string)) {
 
 // successor tests a takeover: both processes accept until the new one has taken over.
 func successor(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), false)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
+	_, s := n.oneEndpoint(start, false)
 	first := n.usher
-	open, _, err := ask(n.Pods, n.ip.podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
+	open := associate(n.Pods, n.ip.podClient, s.vip)
 	var failure error
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -168,12 +174,8 @@ var (
 )
 
 func echo(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), false)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
-	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
+	e, s := n.oneEndpoint(start, false)
+	p := associate(n.Pods, n.ip.podClient, s.vip)
 	defer p.close()
 	Expect(p.status.Ostreams).To(BeEquivalentTo(8))
 	Expect(e.associations()[0].status.Instreams).To(BeEquivalentTo(8), "the endpoint gets as many streams as usher")
@@ -223,12 +225,8 @@ func echo(n *node, start func(...string)) {
 }
 
 func largeMessages(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), false)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
-	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
+	e, s := n.oneEndpoint(start, false)
+	p := associate(n.Pods, n.ip.podClient, s.vip)
 	for _, side := range []*peer{p, e.associations()[0]} {
 		Expect(unix.SetsockoptInt(side.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2<<20)).To(Succeed())
 	}
@@ -314,8 +312,7 @@ func removal(n *node, start func(...string)) {
 	s := n.diameter(one.addr)
 	n.put(s)
 	start()
-	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
+	p := associate(n.Pods, n.ip.podClient, s.vip)
 	defer p.close()
 
 	By("replacing the endpoint")
@@ -340,8 +337,7 @@ func serviceRemoval(n *node, start func(...string)) {
 	start("--portal-check-interval=200ms")
 	var open []*peer
 	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
-		p, _, err := ask(client, anyAddr, s.vip)
-		Expect(err).NotTo(HaveOccurred())
+		p := associate(client, anyAddr, s.vip)
 		defer p.close()
 		open = append(open, p)
 	}
@@ -376,10 +372,7 @@ func pair(n *node, s service, e *endpoint) (client, server *peer) {
 }
 
 func shutdowns(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), true)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
+	e, s := n.oneEndpoint(start, true)
 	for _, direction := range []struct {
 		end   string
 		sides func() (from, to *peer)
@@ -412,10 +405,7 @@ func shutdowns(n *node, start func(...string)) {
 }
 
 func aborts(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), true)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
+	e, s := n.oneEndpoint(start, true)
 	client, server := pair(n, s, e)
 	client.abort()
 	Expect(server.receive()).Error().To(MatchError(syscall.ECONNRESET))
@@ -432,10 +422,7 @@ func aborts(n *node, start func(...string)) {
 }
 
 func backPressure(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), true)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
+	e, s := n.oneEndpoint(start, true)
 	client, server := pair(n, s, e)
 	const size = 10_000
 	var mu sync.Mutex
@@ -484,14 +471,10 @@ func backPressure(n *node, start func(...string)) {
 // multiHomed waits for longer than the kernel takes to probe further addresses of a peer: half a second to one and a
 // half times the initial RTO of 3 s.
 func multiHomed(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), false)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
+	_, s := n.oneEndpoint(start, false)
 	var open []*peer
 	for _, client := range []*lab.Namespace{n.Pods, n.Node} {
-		p, _, err := ask(client, anyAddr, s.vip)
-		Expect(err).NotTo(HaveOccurred())
+		p := associate(client, anyAddr, s.vip)
 		defer p.close()
 		open = append(open, p)
 	}
@@ -504,14 +487,9 @@ func multiHomed(n *node, start func(...string)) {
 }
 
 func draining(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), false)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start("--drain-timeout=5m")
-	ends, _, err := ask(n.Pods, n.ip.podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
-	stays, _, err := ask(n.Pods, n.ip.podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
+	_, s := n.oneEndpoint(start, false, "--drain-timeout=5m")
+	ends := associate(n.Pods, n.ip.podClient, s.vip)
+	stays := associate(n.Pods, n.ip.podClient, s.vip)
 	n.usher.Terminate()
 	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("Stopping"))
 	Eventually(func() error { _, err := dial(n.Pods, n.ip.podClient, s.vip, 1); return err }).WithTimeout(eventually).Should(MatchError(syscall.ECONNREFUSED))
@@ -532,10 +510,7 @@ func (n *node) listensAt(addr string) netip.AddrPort {
 }
 
 func directConnection(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, n.ip.pod(1), false)
-	s := n.diameter(e.addr)
-	n.put(s)
-	start()
+	e, s := n.oneEndpoint(start, false)
 	direct := n.listensAt(regexp.QuoteMeta(strings.TrimSuffix(netip.AddrPortFrom(n.ip.landing, 0).String(), ":0")))
 	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
 		p, err := dial(client, anyAddr, direct, 1)
@@ -549,9 +524,7 @@ func directConnection(n *node, start func(...string)) {
 		Expect(err).To(MatchError(syscall.ECONNREFUSED), "usher listens on no other node address")
 	}
 	Expect(e.associations()).To(BeEmpty())
-	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
-	p.close()
+	associate(n.Pods, n.ip.podClient, s.vip).close()
 }
 
 func laterAddress() {
@@ -577,8 +550,7 @@ func withoutPortal() {
 	e := startEndpoint(n.Pods, n.ip.pod(1), false)
 	n.put(n.diameter(e.addr))
 	n.start("--portal=none")
-	p, _, err := ask(n.Node, anyAddr, n.listensAt(`127\.\d+\.\d+\.\d+`))
-	Expect(err).NotTo(HaveOccurred())
+	p := associate(n.Node, anyAddr, n.listensAt(`127\.\d+\.\d+\.\d+`))
 	echoes(p)
 	p.close()
 }
@@ -628,10 +600,7 @@ func portRange(n *node, start func(...string)) {
 			return err
 		})
 	}
-	e := startEndpoint(n.Pods, n.ip.pod(1), false)
-	d := n.diameter(e.addr)
-	n.put(d)
-	start("--proxy-port-range=20000-20003")
+	e, d := n.oneEndpoint(start, false, "--proxy-port-range=20000-20003")
 	n.said("default/diameter .* " + regexp.QuoteMeta(netip.AddrPortFrom(n.ip.landing, 20002).String()) + " ")
 	p, name, err := ask(n.Pods, anyAddr, d.vip)
 	Expect(err).NotTo(HaveOccurred())
