@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -16,8 +15,6 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/creack/pty"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // columns and rows are the terminal's: so wide is what `usher get services` prints, and some.
@@ -89,15 +86,13 @@ func recordOnce(usher string, pace time.Duration) (*cast, error) {
 	if err := os.Symlink(usher, filepath.Join(home, "usher")); err != nil {
 		return nil, err
 	}
-	shell := exec.Command("bash", "--norc", "--noprofile", "--noediting")
+	// The network namespace has only loopback. To create it takes root.
+	shell := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up && exec bash --norc --noprofile --noediting")
 	shell.Dir = home
 	shell.Env = []string{"PATH=" + home + ":" + os.Getenv("PATH"), "HOME=" + home, "TERM=xterm-256color", "LANG=C.UTF-8", "PS1=" + prompt, "PROMPT_COMMAND=sleep 0.3", "TMPDIR=" + os.TempDir()}
 	r := &recorder{}
 	r.seen = sync.NewCond(&r.mu)
-	if err := inNamespace(func() (err error) {
-		r.terminal, err = pty.StartWithSize(shell, &pty.Winsize{Cols: columns, Rows: rows})
-		return err
-	}); err != nil {
+	if r.terminal, err = pty.StartWithSize(shell, &pty.Winsize{Cols: columns, Rows: rows}); err != nil {
 		return nil, err
 	}
 	r.began = time.Now()
@@ -125,29 +120,6 @@ func ignoreExit(err error) error {
 		return nil
 	}
 	return err
-}
-
-// inNamespace calls start where there is a network namespace with nothing but lo, which goes with
-// what start starts.
-func inNamespace(start func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- func() error {
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				return fmt.Errorf("making a network namespace, which takes root: %w", err)
-			}
-			lo, err := netlink.LinkByName("lo")
-			if err == nil {
-				err = netlink.LinkSetUp(lo)
-			}
-			if err != nil {
-				return err
-			}
-			return start()
-		}()
-	}()
-	return <-done
 }
 
 // read writes down what the terminal shows, until the shell has ended.
