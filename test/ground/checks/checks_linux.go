@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -46,8 +45,8 @@ var checks = []check{
 	{"retry, refused", func(g *ground) error { return g.retries("refused") }},
 	{"retry, no answer", func(g *ground) error { return g.retries("silent") }},
 	{"retry, UDP", retriesUDP},
-	{"endpoints in turn", inTurn},
-	{"affinity", affinity},
+	{"endpoints in turn", func(g *ground) error { return g.usesEndpoints("two", 2) }},
+	{"affinity", func(g *ground) error { return g.usesEndpoints("sticky", 1) }},
 	{"half-close, by the endpoint", halfClose},
 	{"reset, by the endpoint", reset},
 	{"no endpoint: refused", refused},
@@ -74,16 +73,14 @@ var checks = []check{
 var services = map[string]service{}
 
 func (g *ground) family(v6 bool) (netip.Addr, error) {
-	if v6 && !g.addr6.IsValid() {
-		return g.addr6, errors.New("the environment has no IPv6 address")
-	}
-	if !v6 && !g.addr4.IsValid() {
-		return g.addr4, errors.New("the environment has no IPv4 address")
-	}
+	addr, name := g.addr4, "IPv4"
 	if v6 {
-		return g.addr6, nil
+		addr, name = g.addr6, "IPv6"
 	}
-	return g.addr4, nil
+	if !addr.IsValid() {
+		return addr, fmt.Errorf("the environment has no %s address", name)
+	}
+	return addr, nil
 }
 
 // define writes the manifests of a Service that exists from the start.
@@ -281,19 +278,12 @@ func retriesUDP(g *ground) error {
 	return errors.Join(g.exchanges("retried", 10), g.exchanges("retried", 10))
 }
 
-func inTurn(g *ground) error {
-	all, err := g.names("two", 10)
+// usesEndpoints expects that 10 connections use this number of endpoints.
+func (g *ground) usesEndpoints(name string, want int) error {
+	all, err := g.names(name, 10)
 	slices.Sort(all)
-	if err == nil && len(slices.Compact(all)) != 2 {
-		err = fmt.Errorf("10 connections had 1 endpoint of 2")
-	}
-	return err
-}
-
-func affinity(g *ground) error {
-	all, err := g.names("sticky", 10)
-	if err == nil && len(slices.Compact(all)) != 1 {
-		err = fmt.Errorf("a client had several endpoints")
+	if got := len(slices.Compact(all)); err == nil && got != want {
+		err = fmt.Errorf("10 connections used %d endpoints, not %d", got, want)
 	}
 	return err
 }
@@ -482,18 +472,7 @@ func getConnections(g *ground) error {
 		return err
 	}
 	defer c.Close()
-	out, err := command("get", "connections", "-A", "-o", "json")
-	if err != nil {
-		return err
-	}
-	var list struct{ Items []any }
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		return err
-	}
-	if len(list.Items) == 0 {
-		return errors.New("an open connection is not listed")
-	}
-	return nil
+	return prints("default/tcp", "get", "connections", "-A", "-o", "json")
 }
 
 // prints runs usher and expects that it prints the given text.
