@@ -59,7 +59,7 @@ func tick(ticker *time.Ticker, stop <-chan struct{}) bool {
 	}
 }
 
-// load makes new connections to a Service at a steady rate.
+// load makes new connections to a Service at a steady rate, or sends requests to a UDP Service.
 type load struct {
 	made, failed atomic.Int64
 	firstFailure atomic.Pointer[error]
@@ -74,10 +74,7 @@ func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 	l.end = startWorkers(workers, func(_ int, stop <-chan struct{}) {
 		ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
 		defer ticker.Stop()
-		for {
-			if !tick(ticker, stop) {
-				return
-			}
+		for tick(ticker, stop) {
 			l.made.Add(1)
 			if err := connectAndTalk(d, vip); err != nil {
 				l.failed.Add(1)
@@ -116,17 +113,10 @@ func pingPong(c net.Conn) error {
 	return err
 }
 
-// udpLoad sends requests to a UDP Service repeatedly.
-type udpLoad struct {
-	asked        atomic.Int64
-	firstFailure atomic.Pointer[error]
-	end          func()
-}
-
 // startUDPLoad starts 10 clients that use a new socket for each request, as
 // resolvers do, and 10 that keep their socket. Each sends at most 20 requests a second.
-func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
-	l := &udpLoad{}
+func startUDPLoad(d *lab.Dialer, vip string) *load {
+	l := &load{}
 	l.end = startWorkers(20, func(i int, stop <-chan struct{}) {
 		var stays net.Conn
 		ticker := time.NewTicker(50 * time.Millisecond)
@@ -143,7 +133,7 @@ func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
 			if i < 10 {
 				stays = c
 			}
-			n := l.asked.Add(1)
+			n := l.made.Add(1)
 			if err := askUDP(c, n); err != nil {
 				l.firstFailure.CompareAndSwap(nil, &err)
 			}
@@ -250,11 +240,11 @@ func handoverSpecs(portal string) {
 			previous := current
 			current = start("--take-over")
 			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0), "exits once its clients have their replies")
-			made := traffic.asked.Load()
-			Eventually(traffic.asked.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", made+200))
+			made := traffic.made.Load()
+			Eventually(traffic.made.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", made+200))
 		}
 		traffic.end()
-		AddReportEntry("UDP requests", traffic.asked.Load())
+		AddReportEntry("UDP requests", traffic.made.Load())
 		if err := traffic.firstFailure.Load(); err != nil {
 			Expect(*err).NotTo(HaveOccurred())
 		}
