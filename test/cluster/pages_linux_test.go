@@ -87,7 +87,7 @@ func (r *reader) startAs(command string, input ...string) *gexec.Session {
 	cmd.Dir = r.home
 	cmd.Env = append(os.Environ(), "HOME="+r.home, "PATH="+r.home+"/bin:"+os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0")
 	cmd.Stdin = strings.NewReader(strings.Join(append(input, ""), "\n"))
-	s := startWith(r.node, cmd, &syscall.SysProcAttr{Setpgid: true})
+	s := startIn(r.node, cmd)
 	DeferCleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // the group may have ended
 		Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())

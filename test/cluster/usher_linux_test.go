@@ -72,16 +72,10 @@ func (c *cluster) launchCommand(program, command string, args ...string) *usher 
 	return u
 }
 
-// startIn starts a command in a namespace. The kernel kills it if the test's process dies.
+// startIn starts a command in a namespace, and in a process group of its own. The kernel kills it if the test's process dies.
 func startIn(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
 	GinkgoHelper()
-	return startWith(ns, cmd, &syscall.SysProcAttr{})
-}
-
-func startWith(ns *lab.Namespace, cmd *exec.Cmd, attributes *syscall.SysProcAttr) *gexec.Session {
-	GinkgoHelper()
-	attributes.Pdeathsig = syscall.SIGKILL // see control.start
-	cmd.SysProcAttr = attributes
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // see control.start
 	started := make(chan *gexec.Session)
 	go func() {
 		defer GinkgoRecover()
