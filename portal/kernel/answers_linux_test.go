@@ -134,7 +134,7 @@ var _ = Describe("Paths", func() {
 	}
 	BeforeEach(func() {
 		node = NewHost()
-		node.Connect("base", NewHost(), "eth0")
+		node.Connect("base", NewHost())
 		node.Sh(`ip link set lo up; ip link add cni0 type bridge; ip addr add 10.1.0.1/24 dev cni0; ip addr add fd01::1/64 dev cni0 nodad; ip link set cni0 up
 			ip link set base up; ip addr add 192.0.2.1/24 dev base; ip route add default via 192.0.2.254; ip route add blackhole 10.3.0.0/24`)
 		node.Do(func() {

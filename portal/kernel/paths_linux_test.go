@@ -15,7 +15,7 @@ var _ = Describe("Interfaces", func() {
 	It("have behind them the addresses that are currently routed over one of them", func() {
 		node := NewHost()
 		add := func(name string) {
-			node.Connect(name, NewHost(), "eth0")
+			node.Connect(name, NewHost())
 			node.Sh("ip link set " + name + " up")
 		}
 		add("cni0")

@@ -58,9 +58,9 @@ func New() *Lab {
 	if os.Geteuid() != 0 {
 		ginkgo.Skip("needs root, to make network namespaces")
 	}
-	l := &Lab{Node: newNamespace("node"), Pods: newNamespace("pods"), Outside: newNamespace("outside")}
-	l.connect("to-pods", l.Pods)
-	l.connect("to-outside", l.Outside)
+	l := &Lab{Node: NewNamespace("node"), Pods: NewNamespace("pods"), Outside: NewNamespace("outside")}
+	l.Node.Connect("to-pods", l.Pods)
+	l.Node.Connect("to-outside", l.Outside)
 
 	l.Node.address("to-pods", "10.244.0.1/24", "fd00:244::1/64")
 	l.Node.address("to-outside", NodeOut4+"/24", NodeOut6+"/64")
@@ -84,11 +84,11 @@ func New() *Lab {
 	return l
 }
 
-// connect connects the node and ns by a veth pair.
-func (l *Lab) connect(nodeSide string, ns *Namespace) {
+// Connect connects a new interface of ns to the new eth0 of other by a veth pair.
+func (ns *Namespace) Connect(link string, other *Namespace) {
 	ginkgo.GinkgoHelper()
-	l.Node.Do(func() error {
-		cable := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nodeSide}, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns.handle)}
+	ns.Do(func() error {
+		cable := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: link}, PeerName: "eth0", PeerNamespace: netlink.NsFd(other.handle)}
 		return netlink.LinkAdd(cable)
 	})
 }
@@ -97,8 +97,8 @@ func (l *Lab) connect(nodeSide string, ns *Namespace) {
 // has eth0. Both interfaces are down and without addresses.
 func (l *Lab) AddHost(nodeSide string) *Namespace {
 	ginkgo.GinkgoHelper()
-	ns := newNamespace("behind " + nodeSide)
-	l.connect(nodeSide, ns)
+	ns := NewNamespace("behind " + nodeSide)
+	l.Node.Connect(nodeSide, ns)
 	return ns
 }
 
@@ -116,7 +116,9 @@ func (ns *Namespace) WithTun(mode os.FileMode) *Namespace {
 	return &Namespace{Name: ns.Name, handle: ns.handle, tun: &mode}
 }
 
-func newNamespace(name string) *Namespace {
+// NewNamespace creates a network namespace as a host: only with loopback, which is up, and with settings that do not
+// depend on the machine. It needs root.
+func NewNamespace(name string) *Namespace {
 	ginkgo.GinkgoHelper()
 	ns := &Namespace{Name: name, handle: netns.None()}
 	onOwnThread(func() error {
@@ -124,28 +126,22 @@ func newNamespace(name string) *Namespace {
 		if ns.handle, err = netns.New(); err != nil {
 			return err
 		}
-		return SetUp()
+		// A new namespace inherits the machine's setting, which is on if it runs containers.
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
+			return err
+		}
+		// Make link-local addresses usable at once, without duplicate address detection.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
 	})
 	ginkgo.DeferCleanup(func() { ns.handle.Close() })
 	return ns
-}
-
-// SetUp prepares the new network namespace of the calling thread as a host: it sets up loopback, and resets
-// settings that depend on the machine.
-func SetUp() error {
-	// A new namespace inherits the machine's setting, which is on if it runs containers.
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
-		return err
-	}
-	// Make link-local addresses usable at once, without duplicate address detection.
-	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
-		return err
-	}
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(lo)
 }
 
 // onOwnThread runs f on a thread that ends after it, so that f may change the

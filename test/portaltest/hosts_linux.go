@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -18,7 +17,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -30,7 +28,7 @@ import (
 
 // Host is a network namespace that represents a host.
 type Host struct {
-	ns   netns.NsHandle
+	ns   *lab.Namespace
 	Mark int // of packets that Ask and AskFrom send
 }
 
@@ -42,38 +40,17 @@ func NewHost() *Host {
 	if os.Geteuid() != 0 {
 		Skip("needs root to make network namespaces")
 	}
-	h := &Host{}
-	h.inNew()
-	DeferCleanup(func() { h.ns.Close() })
-	h.Do(func() { Expect(lab.SetUp()).To(Succeed()) })
-	return h
-}
-
-// inNew creates the namespace on a dedicated thread.
-func (h *Host) inNew() {
-	GinkgoHelper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		var err error
-		h.ns, err = netns.New()
-		done <- err
-	}()
-	Expect(<-done).To(Succeed())
+	return &Host{ns: lab.NewNamespace("host")}
 }
 
 // Do runs f on a thread in this host's namespace.
 func (h *Host) Do(f func()) {
 	GinkgoHelper()
-	done := make(chan struct{})
-	go func() {
+	h.ns.Do(func() error {
 		defer GinkgoRecover()
-		defer close(done)
-		runtime.LockOSThread()
-		Expect(netns.Set(h.ns)).To(Succeed())
 		f()
-	}()
-	<-done
+		return nil
+	})
 }
 
 // Sh runs a shell command on this host and returns its output.
@@ -88,13 +65,10 @@ func (h *Host) Sh(command string) string {
 	return string(out)
 }
 
-// Connect connects a new interface of h to a new one of other by a veth pair.
-func (h *Host) Connect(name string, other *Host, otherName string) {
+// Connect connects a new interface of h to the new eth0 of other by a veth pair.
+func (h *Host) Connect(name string, other *Host) {
 	GinkgoHelper()
-	h.Do(func() {
-		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: otherName, PeerNamespace: netlink.NsFd(other.ns)}
-		Expect(netlink.LinkAdd(link)).To(Succeed())
-	})
+	h.ns.Connect(name, other.ns)
 }
 
 // Net is a node with one Pod behind a veth. The node's default route also
@@ -106,7 +80,7 @@ type Net struct {
 func NewNet() *Net {
 	GinkgoHelper()
 	n := &Net{NewHost(), NewHost()}
-	n.Node.Connect("pod0", n.Pod, "eth0")
+	n.Node.Connect("pod0", n.Pod)
 	n.Node.Sh(`ip addr add 10.1.0.1/24 dev pod0; ip addr add fd01::1/64 dev pod0 nodad; ip link set pod0 up
 		ip route add default via 10.1.0.2`)
 	n.Pod.Sh(`ip addr add 10.1.0.2/24 dev eth0; ip addr add fd01::2/64 dev eth0 nodad; ip link set eth0 up
@@ -131,7 +105,7 @@ func (n *Net) settled(cables int) {
 func (n *Net) AddOutside() *Host {
 	GinkgoHelper()
 	outside := NewHost()
-	n.Node.Connect("up0", outside, "eth0")
+	n.Node.Connect("up0", outside)
 	n.Node.Sh(`ip addr add 10.2.0.1/24 dev up0; ip addr add fd02::1/64 dev up0 nodad; ip link set up0 up`)
 	outside.Sh(`ip addr add 10.2.0.2/24 dev eth0; ip addr add fd02::2/64 dev eth0 nodad; ip link set eth0 up
 		ip route add default via 10.2.0.1; ip -6 route add default via fd02::1`)
@@ -146,7 +120,7 @@ func (n *Net) AddBarePod(number int, kind BareKind) *Host {
 	GinkgoHelper()
 	pod := NewHost()
 	name := fmt.Sprintf("bare%d", number)
-	n.Node.Connect(name, pod, "eth0")
+	n.Node.Connect(name, pod)
 	script := func(text string) string {
 		return strings.NewReplacer("$IF", name, "$N", fmt.Sprint(number)).Replace(text)
 	}

@@ -405,7 +405,7 @@ func ItRedirects(k *Kind) {
 			}
 			n.Apply(p, rules, nil)
 			later := NewHost()
-			n.Node.Connect("pod00", later, "eth0")
+			n.Node.Connect("pod00", later)
 			n.Node.Sh("ip addr add 10.3.0.1/24 dev pod00; ip addr add fd03::1/64 dev pod00 nodad; ip link set pod00 up")
 			later.Sh(`ip addr add 10.3.0.2/24 dev eth0; ip addr add fd03::2/64 dev eth0 nodad; ip link set eth0 up
 				ip route add default via 10.3.0.1; ip -6 route add default via fd03::1`)
