@@ -259,7 +259,10 @@ func (t trouble) withUDP(n *node) func() {
 	var services []service
 	for _, ip := range families {
 		at := netip.AddrPortFrom(ip.pod(1), port)
-		go answerUDP(n.Pods.ListenUDP(at.String()), &atEndpoint)
+		lab.ServeUDP(n.Pods.ListenUDP(at.String()), func(datagram []byte, _ netip.AddrPort) []byte {
+			atEndpoint.add(datagram)
+			return datagram
+		})
 		s := dns(at)
 		s.name, s.vip = "dns-"+ip.option[1:], netip.AddrPortFrom(ip.vip.Next(), 53)
 		n.of(ip).put(s)
@@ -306,18 +309,6 @@ func sendAll(conns []net.Conn, each int) {
 			_, err := c.Write(append(datagram, noise[:(i*j*37)%1100]...))
 			Expect(err).NotTo(HaveOccurred())
 		}
-	}
-}
-
-func answerUDP(e *net.UDPConn, t *tally) {
-	buf := make([]byte, 1<<16)
-	for {
-		n, from, err := e.ReadFromUDPAddrPort(buf)
-		if err != nil {
-			return
-		}
-		t.add(buf[:n])
-		_, _ = e.WriteToUDPAddrPort(buf[:n], from)
 	}
 }
 
