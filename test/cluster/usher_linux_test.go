@@ -72,7 +72,8 @@ func (c *cluster) launchCommand(program, command string, args ...string) *usher 
 	return u
 }
 
-// startIn starts a command in a namespace, and in a process group of its own. The kernel kills it if the test's process dies.
+// startIn starts a command in a namespace, as the leader of a process group. The kernel kills it if the test's process
+// dies.
 func startIn(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
 	GinkgoHelper()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // see control.start
