@@ -11,10 +11,11 @@
 // The lock is an abstract Unix socket (unix(7)). Like rules and routes, it belongs to the network namespace. It needs
 // no file. The kernel removes it when no process has it open: when the holder ends for any reason, unless its keeper (a
 // supervisor process) has a copy. Any process in the network namespace can make such a socket and connect to one. So
-// its name contains a random part, and a process that wants the lock queries all sockets whose names have a holder's
-// prefix (/proc/net/unix lists them). Holders and successors must prove their capability to change this network
-// namespace: CAP_NET_ADMIN in the user namespace that owns it. Each proves it by signing the other's challenge. A
-// process of another user is rejected at once (SO_PEERCRED), and nothing is received from it.
+// its name contains a random part, and a process that wants the lock queries all sockets of its user whose names have a
+// holder's prefix. The kernel lists them with their users (sock_diag(7)), so other users' sockets cost no time. Holders
+// and successors must prove their capability to change this network namespace: CAP_NET_ADMIN in the user namespace that
+// owns it. Each proves it by signing the other's challenge. A process of another user that connects is rejected at once
+// (SO_PEERCRED), and nothing is received from it.
 //
 // Packets (unix(7), SOCK_SEQPACKET) in the order of events:
 //

@@ -126,8 +126,11 @@ func listenAgain(left *os.File) *net.UnixListener {
 		return nil
 	}
 	defer left.Close()
-	// Listen again, so that SO_PEERCRED returns this process to those that connect from now on.
-	if fd, err := fdpass.Descriptor(left); err != nil || unix.Listen(fd, unix.SOMAXCONN) != nil {
+	// Other processes only find sockets that their own user made. Listen again, so that SO_PEERCRED returns this process
+	// to those that connect from now on.
+	var made unix.Stat_t
+	if fd, err := fdpass.Descriptor(left); err != nil || unix.Fstat(fd, &made) != nil ||
+		int(made.Uid) != os.Geteuid() || unix.Listen(fd, unix.SOMAXCONN) != nil {
 		return nil
 	}
 	any, err := net.FileListener(left)
