@@ -1,6 +1,9 @@
 package balance
 
-import "slices"
+import (
+	"slices"
+	"sync"
+)
 
 // maglevSizes are the table sizes, which are primes. The first one with at least slotsPerEndpoint slots per endpoint is
 // used; with more than 1,024 endpoints, the last. The size depends only on the number of endpoints, so that all nodes
@@ -13,18 +16,20 @@ const slotsPerEndpoint = 64
 // weight. Most slots keep their endpoint when one is added or removed (D. Eisenbud et al., "Maglev: A Fast
 // and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
 type maglev struct {
-	slots []uint16 // each is the index of an endpoint; endpoints beyond the first maxMaglev have no slots
+	once  sync.Once
+	slots []uint16 // made by once; each is the index of an endpoint; endpoints beyond the first maxMaglev have no slots
 }
+
+// newMaglev returns an order whose first choice makes the table. That takes up to a few milliseconds, and a Service may
+// have hundreds of ports whose endpoints change together.
+func newMaglev(*Set) order { return new(maglev) }
 
 // maxMaglev is the maximum number of endpoints with slots: half the number of slots of the largest table.
 const maxMaglev = 1 << 15
 
-func newMaglev(s *Set) order {
+// makeSlots makes the table of a Set that has endpoints.
+func (m *maglev) makeSlots(s *Set) {
 	n := min(len(s.endpoints), maxMaglev)
-	m := &maglev{}
-	if n == 0 {
-		return m
-	}
 	size := maglevSizes[len(maglevSizes)-1]
 	for _, fits := range maglevSizes {
 		if n*slotsPerEndpoint <= fits {
@@ -71,7 +76,7 @@ func newMaglev(s *Set) order {
 			}
 			m.slots[w.at] = uint16(i)
 			if left--; left == 0 {
-				return m
+				return
 			}
 			plan(i)
 		}
@@ -80,5 +85,6 @@ func newMaglev(s *Set) order {
 }
 
 func (m *maglev) look(s *Set, l look, i uint32) *Endpoint {
+	m.once.Do(func() { m.makeSlots(s) })
 	return s.endpoints[m.slots[hash(l.Client, i)%uint64(len(m.slots))]]
 }
