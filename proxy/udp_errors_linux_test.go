@@ -3,9 +3,11 @@ package proxy_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -18,6 +20,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -167,6 +170,22 @@ var _ = Describe("a UDP session", func() {
 			Expect(s.Quarantines).To(BeZero())
 			Expect(s.Sessions.Ends).To(BeEmpty())
 
+			By("reporting, after an answer and from another address, that the port is closed")
+			for _, forged := range []icmp{portUnreachable, prohibited} {
+				before = dropped()
+				for range 50 {
+					sendICMPFrom(stranger[addr.Addr().Is6()], forged, session, addr)
+				}
+				Eventually(dropped).WithTimeout(30 * time.Second).Should(BeNumerically(">", before))
+			}
+			send(client, "still there?")
+			got, same := receive(endpoint)
+			Expect(got).To(Equal("still there?"))
+			Expect(same).To(Equal(session))
+			s = p.Stats()
+			Expect(s.Quarantines).To(BeZero())
+			Expect(s.Sessions.Ends).To(BeEmpty())
+
 			By("reporting, after an answer, that the port is closed")
 			sendICMP(portUnreachable, session, addr)
 			Eventually(func() int64 { return p.Stats().Sessions.Ends[outcome.EndpointReset] }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
@@ -310,10 +329,17 @@ var (
 	fragmentsLost   = icmp{[3]byte{11, 1, 0}, [3]byte{3, 1, 0}}
 	hostUnreachable = icmp{[3]byte{3, 1, 0}, [3]byte{1, 3, 0}}
 	portUnreachable = icmp{[3]byte{3, 3, 0}, [3]byte{1, 4, 0}}
+	prohibited      = icmp{[3]byte{3, 13, 0}, [3]byte{1, 1, 0}}
 )
 
 // sendICMP sends an ICMP error to the UDP socket at address to, about its datagram to address from.
 func sendICMP(what icmp, to, from netip.AddrPort) {
+	GinkgoHelper()
+	sendICMPFrom(from.Addr(), what, to, from)
+}
+
+// sendICMPFrom is sendICMP from the address sender, which need not be one of this node.
+func sendICMPFrom(sender netip.Addr, what icmp, to, from netip.AddrPort) {
 	GinkgoHelper()
 	if os.Geteuid() != 0 {
 		Skip("needs root, to send an ICMP error")
@@ -340,12 +366,20 @@ func sendICMP(what icmp, to, from netip.AddrPort) {
 		ip = append(append(ip, to.Addr().AsSlice()...), from.Addr().AsSlice()...)
 		message = append(append(message, ip...), udp...)
 	}
-	c, err := net.Dial(network, to.Addr().String())
+	dialer := net.Dialer{LocalAddr: &net.IPAddr{IP: sender.AsSlice()}, Control: func(_, _ string, raw syscall.RawConn) error {
+		var failed error
+		err := raw.Control(func(fd uintptr) { failed = forward.SetTransparent(int(fd), sender) })
+		return errors.Join(err, failed)
+	}}
+	c, err := dialer.Dial(network, to.Addr().String())
 	Expect(err).NotTo(HaveOccurred())
 	defer c.Close()
 	_, err = c.Write(message)
 	Expect(err).NotTo(HaveOccurred())
 }
+
+// stranger is an address of neither the client nor the endpoint, by whether it is of IPv6.
+var stranger = map[bool]netip.Addr{false: netip.MustParseAddr("127.117.0.3"), true: netip.MustParseAddr("fd00:117::3")}
 
 // limitHops sets the hop limit of the client's datagrams.
 func limitHops(client *net.UDPConn, hops int) {

@@ -237,7 +237,7 @@ func (s *session) send(at, count int) int {
 		done += n
 		passed += n
 		if err != nil {
-			err = s.icmpError(s.fd, err)
+			err = s.icmpError(s.fd, err, again)
 		}
 		switch {
 		case err == nil:
@@ -275,18 +275,20 @@ func (s *session) send(at, count int) int {
 }
 
 // icmpError returns the error to act on when a read from the session's socket, fd, or a send has returned err. It
-// empties the socket's error queue. After EAGAIN it returns the ICMP error from the queue, if there is one: an earlier
-// call may have consumed the pending error. It replaces ICMP errors that do not prove a fault of the endpoint by ETIME.
-// The client may have sent a datagram with a low hop limit, or in fragments of which some were lost. An endpoint that
-// has answered may be reachable again soon.
-func (s *session) icmpError(fd int, err error) error {
+// empties the socket's error queue. It returns the ICMP error from the queue, if there is one: an earlier call may have
+// consumed the pending error. It replaces ICMP errors that do not prove a fault of the endpoint by ETIME. The client may
+// have sent a datagram with a low hop limit, or in fragments of which some were lost. An endpoint that has answered may
+// be reachable again soon. If the queue does not show the sender of an error, because another loop emptied it or it was
+// full, only an error that occurs again counts.
+func (s *session) icmpError(fd int, err error, again bool) error {
 	last, kind := forward.TakeErrors(fd)
-	if err == unix.EAGAIN && kind != forward.ICMPNone {
+	if kind != forward.ICMPNone {
 		err = last
 	}
 	responded := s.search == nil && !s.mute
 	switch {
-	case kind == forward.ICMPFragments,
+	case kind == forward.ICMPNone && responded && !again && unreachable(err),
+		kind == forward.ICMPFragments,
 		kind == forward.ICMPHops && (responded || s.hops > 0 && s.hops < ampleHops),
 		kind == forward.ICMPSoft && responded:
 		return unix.ETIME
@@ -363,7 +365,7 @@ func (lp *loop) reply(s *session, fd int, c *burstSize) (n int, bytes int64, err
 	room := c.expect(lp, min(batchSize-lp.outCount, repliesPerTurn))
 	n, err = lp.out.ReceiveConnected(fd, lp.outCount, room)
 	if err != nil {
-		err = s.icmpError(fd, err)
+		err = s.icmpError(fd, err, false)
 	}
 	if err != nil && err != unix.EAGAIN {
 		// The kernel returns the error first, then the datagrams that it received before. If there are any, the
@@ -464,7 +466,7 @@ func (s *session) sendAgain() error {
 		}
 		err := unix.Send(s.fd, sent, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		if err != nil {
-			err = s.icmpError(s.fd, err)
+			err = s.icmpError(s.fd, err, false)
 		}
 		switch {
 		case err == nil:

@@ -441,7 +441,7 @@ type ICMPKind uint8
 const (
 	ICMPNone      ICMPKind = iota
 	ICMPHard               // any other; the errno says whether the destination is unreachable
-	ICMPSoft               // the destination may be reachable again soon: no route to it, or its host does not respond
+	ICMPSoft               // it may be reachable: no route, its host does not respond, or ICMPHard from another host
 	ICMPHops               // the hop limit was reached
 	ICMPFragments          // not all fragments of a datagram arrived in time
 )
@@ -465,6 +465,10 @@ var icmpKinds = map[[3]byte]ICMPKind{
 // TakeErrors empties the error queue of a socket of ConnectUDP (IP_RECVERR, ip(7)). It returns the last ICMP error; 0
 // and ICMPNone if there is none. An earlier error is lost; a later datagram may cause it again. While the queue is not
 // empty, epoll reports an error.
+//
+// Any host that may send ICMP can forge an error with its own address as the source. The kernel compares only the
+// quoted ports and addresses with the socket's. Therefore only the destination itself can report ICMPHard, except that
+// a datagram is too big.
 func TakeErrors(fd int) (last unix.Errno, kind ICMPKind) {
 	var control [256]byte
 	for range 64 { // a limit: errors may arrive as fast as they are taken, and the caller has other sockets
@@ -474,16 +478,31 @@ func TakeErrors(fd int) (last unix.Errno, kind ICMPKind) {
 		}
 		messages, _ := unix.ParseSocketControlMessage(control[:n]) // a message of the kernel is valid
 		for _, m := range messages {
-			if m.Header.Type != unix.IP_RECVERR && m.Header.Type != unix.IPV6_RECVERR || len(m.Data) < 7 {
+			if m.Header.Type != unix.IP_RECVERR && m.Header.Type != unix.IPV6_RECVERR || len(m.Data) < sizeofExtendedErr {
 				continue
 			}
-			code := [3]byte(m.Data[4:7]) // in a struct sock_extended_err
+			code := [3]byte(m.Data[4:7])
 			if code[0] == unix.SO_EE_ORIGIN_ICMP || code[0] == unix.SO_EE_ORIGIN_ICMP6 {
 				last, kind = unix.Errno(binary.NativeEndian.Uint32(m.Data)), max(ICMPHard, icmpKinds[code])
+				sender := NewPeer(m.Data[sizeofExtendedErr:]) // SO_EE_OFFENDER
+				if kind == ICMPHard && last != unix.EMSGSIZE && sender.AddrPort().Addr() != peerAddr(fd) {
+					kind = ICMPSoft
+				}
 			}
 		}
 	}
 	return last, kind
+}
+
+// sizeofExtendedErr is the size of a struct sock_extended_err. The sender's socket address follows it.
+const sizeofExtendedErr = 16
+
+// peerAddr returns the address that a socket is connected to; the zero Addr if there is none.
+func peerAddr(fd int) netip.Addr {
+	var p Peer
+	p.length = uint32(len(p.raw))
+	_, _, _ = unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(&p.raw)), uintptr(unsafe.Pointer(&p.length)))
+	return p.AddrPort().Addr()
 }
 
 // SetHops sets the hop limit (IPv4: TTL) of packets from a socket to addr.
