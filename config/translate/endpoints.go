@@ -3,7 +3,6 @@ package translate
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -25,7 +24,7 @@ type candidate struct {
 
 // gather returns the endpoints of each of ports, sorted by address, without duplicates of address and port.
 func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refuse forbidden, wrong *report) [][]candidate {
-	found := make([]map[netip.AddrPort]candidate, len(ports))
+	found := make([][]candidate, len(ports))
 	index := make(map[portName]int, len(ports))
 	for i := range ports {
 		index[portName{ports[i].ID.Port, ports[i].ID.Family}] = i
@@ -48,18 +47,17 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 				continue
 			}
 			left -= len(hosts)
-			if found[n] == nil {
-				found[n] = map[netip.AddrPort]candidate{}
+			found[n] = slices.Grow(found[n], len(hosts))
+			for _, h := range hosts {
+				h.Addr = netip.AddrPortFrom(h.addr, uint16(*slicePort.Port))
+				found[n] = append(found[n], h.candidate)
 			}
-			merge(found[n], hosts, uint16(*slicePort.Port))
 		}
 	}
-
-	sorted := make([][]candidate, len(ports))
-	for i, byAddr := range found {
-		sorted[i] = sortByAddr(byAddr)
+	for i := range found {
+		found[i] = merge(found[i])
 	}
-	return sorted
+	return found
 }
 
 // byName returns mine in a deterministic order.
@@ -113,7 +111,7 @@ type host struct {
 	hostname string // "" if it has none
 }
 
-// hostsOf returns the endpoints of slice with allowed addresses.
+// hostsOf returns the endpoints of slice with allowed addresses, sorted by address.
 func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forbidden, p *problems) []host {
 	out := make([]host, 0, len(slice.Endpoints))
 	for i := range slice.Endpoints {
@@ -136,6 +134,7 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 		h.Pod = podOf(e.TargetRef, slice.Namespace, i, p)
 		out = append(out, h)
 	}
+	slices.SortStableFunc(out, func(a, b host) int { return a.addr.Compare(b.addr) }) // once for all ports
 	return out
 }
 
@@ -169,17 +168,20 @@ func podOf(ref *corev1.ObjectReference, namespace string, i int, p *problems) st
 	return namespace + "/" + ref.Name
 }
 
-// merge adds hosts, at the given port, to those found before.
-func merge(found map[netip.AddrPort]candidate, hosts []host, port uint16) {
-	for _, h := range hosts {
-		addr := netip.AddrPortFrom(h.addr, port)
-		old, twice := found[addr]
-		if twice && !better(h.Endpoint, old.Endpoint) {
-			continue
+// merge sorts list by address, and keeps one candidate of each address: the first, unless a later one is better.
+func merge(list []candidate) []candidate {
+	slices.SortStableFunc(list, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+	kept := list[:0]
+	for _, c := range list {
+		last := len(kept) - 1
+		switch {
+		case last < 0 || kept[last].Addr != c.Addr:
+			kept = append(kept, c)
+		case better(c.Endpoint, kept[last].Endpoint):
+			kept[last] = c
 		}
-		h.Addr = addr
-		found[addr] = h.candidate
 	}
+	return kept
 }
 
 // better reports whether a is a better description than b of the endpoint at their common address. An endpoint is in
@@ -195,10 +197,4 @@ func better(a, b config.Endpoint) bool {
 		return a.Serving
 	}
 	return false
-}
-
-func sortByAddr(byAddr map[netip.AddrPort]candidate) []candidate {
-	out := slices.AppendSeq(make([]candidate, 0, len(byAddr)), maps.Values(byAddr))
-	slices.SortFunc(out, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
-	return out
 }

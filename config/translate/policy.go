@@ -104,7 +104,11 @@ func endpoints(cs []candidate) []config.Endpoint {
 	return out
 }
 
+// filter returns the candidates to keep; cs itself if these are all.
 func filter(cs []candidate, keep func(candidate) bool) []candidate {
+	if every(cs, keep) {
+		return cs
+	}
 	return slices.DeleteFunc(slices.Clone(cs), func(c candidate) bool { return !keep(c) })
 }
 
