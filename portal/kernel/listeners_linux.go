@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/usherproxy/usher/portal"
 )
@@ -116,9 +117,19 @@ func nameOwners(all []Listener, inodes map[string]int, pids string) {
 		}
 		pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		all[i].Process = fmt.Sprintf("%s (process %d)", strings.TrimSpace(string(name)), pid)
+		all[i].Process = fmt.Sprintf("%s (process %d)", printable(strings.TrimSpace(string(name))), pid)
 		all[i].Mine = all[i].Mine || pid == os.Getpid()
 	}
+}
+
+// printable replaces each character of a process name that could control a terminal. Every user can set such a name.
+func printable(name string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, name)
 }
 
 // holders caches the last result for Holder, which many callers may call in a row.

@@ -29,6 +29,18 @@ var _ = Describe("the listening sockets", func() {
 		Expect(Holder(portal.Target{Protocol: portal.TCP, Addr: at.Addr(), Port: at.Port()}, nil)).To(HaveSuffix(fmt.Sprintf("(process %d) listens on %s", os.Getpid(), at)))
 	})
 
+	It("are listed without characters of the process name that control a terminal", func() {
+		before, err := os.ReadFile("/proc/self/comm")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.WriteFile("/proc/self/comm", []byte("a\x1b[2J\ns\u202ed\x07"), 0)).To(Succeed())
+		defer os.WriteFile("/proc/self/comm", before, 0)
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		defer l.Close()
+		at := netip.MustParseAddrPort(l.Addr().String())
+		Expect(Listeners()).To(ContainElement(And(HaveField("At", at), HaveField("Process", fmt.Sprintf("a\ufffd[2J\ufffds\ufffdd\ufffd (process %d)", os.Getpid())))))
+	})
+
 	DescribeTable("are read up to the first connection for TCP, and among connected sockets for UDP", func(state, expected string) {
 		text := "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 		for i, line := range []string{"00000000:0050 00000000:0000 %s", "x:y 00000000:0000 %s", "00000000:0051 00000000:C350 01", "00000000:0052 00000000:0000 %s"} {
