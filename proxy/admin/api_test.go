@@ -658,7 +658,7 @@ var _ = Describe("concurrent requests", func() {
 		}
 		w := get(api.Prefix + "/connections")
 		Expect(w.Code).To(Equal(http.StatusServiceUnavailable))
-		Expect(w.Body.String()).To(ContainSubstring("too many concurrent requests: 4 are being answered; try again"))
+		Expect(w.Body.String()).To(ContainSubstring("too many concurrent requests (at most 4); try again"))
 		Expect(get(api.Prefix + "/portals").Code).To(Equal(http.StatusOK))
 		Expect(get("/livez").Code).To(Equal(http.StatusOK))
 		close(release)

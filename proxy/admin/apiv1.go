@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/usherproxy/usher/config"
@@ -25,7 +26,7 @@ type API struct {
 	instance    string
 	started     time.Time
 	subscribers subscribers
-	turns       chan struct{} // one element for each request that is being answered; see inTurn
+	unread      unread
 }
 
 // APIOptions hold facts about the program that an API reports.
@@ -49,7 +50,7 @@ type APIOptions struct {
 // NewAPI returns the API of p, which has just been started.
 func NewAPI(p *proxy.Proxy, o APIOptions) *API {
 	now := time.Now()
-	return &API{proxy: p, opts: o, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now, turns: make(chan struct{}, maxTurns)}
+	return &API{proxy: p, opts: o, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now, unread: unread{limit: maxUnread}}
 }
 
 // Answerer answers a request with a value that is encoded as JSON. An error that is no *api.Error is an
@@ -69,17 +70,22 @@ func (a *API) register(mux *http.ServeMux) {
 		"/portals":                     a.portals,
 		"/explain":                     a.explain,
 	}
+	turns, ofService := make(chan struct{}, maxTurns), make(chan struct{}, 1)
 	for _, route := range api.Routes {
 		pattern := "GET " + api.Prefix + route.Path
 		if route.Stream {
 			mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { a.events(w, r, route) })
 			continue
 		}
-		answer := answers[route.Path]
-		if route.Path != "/portals" { // PortalStatus answers one at a time, and may wait for another program
-			answer = a.inTurn(answer)
+		reply := Reply(route, answers[route.Path])
+		switch route.Path {
+		case "/portals": // PortalStatus answers one at a time, and may wait for another program
+		case "/services/{namespace}/{name}", "/explain": // not in pages: one Service may have 250,000 endpoints
+			reply = inTurn(ofService, reply)
+		default:
+			reply = inTurn(turns, reply)
 		}
-		mux.Handle(pattern, Reply(route, answer))
+		mux.Handle(pattern, a.unread.limited(reply))
 	}
 	mux.HandleFunc("GET "+api.Prefix+"/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -90,26 +96,30 @@ func (a *API) register(mux *http.ServeMux) {
 	})
 }
 
-// An answer may visit all Services, endpoints or connections. At most maxTurns requests are answered at once; a
-// further one waits for at most turnTimeout.
+// An answer may visit all Services, endpoints or connections. At most maxTurns requests are answered at once, also for
+// metrics, and one about a single Service; a further one waits for at most turnTimeout.
 const (
 	maxTurns    = 4
 	turnTimeout = 4 * time.Second // the dashboard waits for 5 s
 )
 
-// inTurn returns answer with a limit of concurrent calls, which all Answerers of a share.
-func (a *API) inTurn(answer Answerer) Answerer {
-	return func(r *http.Request) (any, error) {
+// inTurn returns next with a limit of concurrent calls: the capacity of turns, with one element for each call. A call no
+// longer counts once next writes the body, so that clients that do not read keep no other client out.
+func inTurn(turns chan struct{}, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
-		case a.turns <- struct{}{}:
-			defer func() { <-a.turns }()
-			return answer(r)
+		case turns <- struct{}{}:
+			done := sync.OnceFunc(func() { <-turns })
+			defer done()
+			next.ServeHTTP(&bodyWriter{ResponseWriter: w, write: func(body []byte) (int, error) {
+				done()
+				return w.Write(body)
+			}}, r)
 		case <-r.Context().Done():
-			return nil, r.Context().Err()
 		case <-time.After(turnTimeout):
-			return nil, &api.Error{Code: http.StatusServiceUnavailable, Message: fmt.Sprintf("too many concurrent requests: %d are being answered; try again", maxTurns)}
+			WriteError(w, http.StatusServiceUnavailable, fmt.Sprintf("too many concurrent requests (at most %d); try again", cap(turns)))
 		}
-	}
+	})
 }
 
 // Reply returns a handler that checks the query, and writes the value that answer returns.

@@ -215,7 +215,7 @@ func WriteError(w http.ResponseWriter, code int, message string) {
 	WriteJSON(w, code, api.Error{Code: code, Message: message})
 }
 
-// WriteJSON answers with body as JSON, as all answers of the API.
+// WriteJSON answers with body as JSON, as all answers of the API. It calls w.Write once.
 func WriteJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

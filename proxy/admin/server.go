@@ -128,6 +128,7 @@ func Handler(a *API, registry *prometheus.Registry, config any) http.Handler {
 	mux.Handle("GET /{$}", dashboard.Handler())
 	mux.Handle("GET /dashboard/", dashboard.Handler())
 	a.register(mux)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, EnableOpenMetrics: true}))
+	page := promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	mux.Handle("GET /metrics", a.unread.limited(inTurn(make(chan struct{}, maxTurns), whole(page))))
 	return mux
 }

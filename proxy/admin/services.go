@@ -95,7 +95,7 @@ func (a *API) service(r *http.Request) (any, error) {
 		g = rejected[0]
 	}
 	now := time.Now()
-	out := api.ServiceDetail{Service: a.summary(g, reports[name], now), Details: []api.ServicePort{}}
+	out := api.ServiceDetail{Service: a.summary(g, reports[name], now), Details: make([]api.ServicePort, 0, len(views))}
 	for i := range views {
 		out.Details = append(out.Details, detail(&views[i], &a.proxy.Options, now))
 	}
@@ -354,7 +354,7 @@ func proxyProtocol(port config.ServicePort) *api.ProxyProtocol {
 func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort {
 	p := api.ServicePort{
 		PortSummary: portSummary(v), AppProtocol: v.Port.AppProtocol,
-		VIPs: []api.VIP{}, Listeners: []string{}, Rules: []api.PortalRule{}, Endpoints: []api.Endpoint{},
+		VIPs: []api.VIP{}, Listeners: []string{}, Rules: []api.PortalRule{}, Endpoints: make([]api.Endpoint, 0, len(v.Endpoints)),
 		Policies: policies(v.Port, o), Totals: totals(v.Totals), Ends: group{*v}.ends(), Latency: group{*v}.latency(now),
 	}
 	for _, vip := range v.Port.VIPs {
