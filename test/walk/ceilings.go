@@ -30,8 +30,8 @@ var ceilings = []struct {
 }{
 	{"tcp", "TCP connection", figures{23, 10, 120, 169, 108, none}},
 	{"udp", "datagram and answer", figures{24, 10, 98, 126, 86, none}},
-	{"change", "endpoint added, data plane", figures{18, 7, 52, 67, 36, none}},
-	{"api-endpoint", "endpoint added, API server", figures{34, 10, 115, none, none, 0}},
+	{"change", "endpoint added, data plane", figures{17, 7, 52, 67, 36, none}},
+	{"api-endpoint", "endpoint added, API server", figures{33, 10, 115, none, none, 0}},
 	{"api-service", "Service added, API server", figures{74, 16, 310, none, none, 17}},
 	{"file-endpoint", "endpoint added, file", figures{44, 11, 172, none, none, 0}},
 	{"file-service", "Service added, file", figures{86, 17, 397, none, none, 17}},
