@@ -247,13 +247,15 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 	return l, err
 }
 
-// rule makes r the wanted rule for r.Target.
+// rule makes r the wanted rule for r.Target. A portal that redirects may reject the unused ports of a cluster IP, unless
+// it is an address of this node, where processes listen.
 func (f *frontEnd) rule(r portal.Rule) {
+	p := f.proxy
 	r.Comment = f.ID().String()
 	if vip, is := f.View().VIPOf(r.Target); is {
-		r.Sole = vip.Kind == config.ClusterIP
+		r.Sole = vip.Kind == config.ClusterIP && !(p.Portal.Traits().Redirects && p.node.Locality.IsNode(vip.Addr))
 	}
-	if p := f.proxy; p.rules[r.Target] != r {
+	if p.rules[r.Target] != r {
 		p.rules[r.Target], p.differ[r.Target] = r, true
 	}
 }

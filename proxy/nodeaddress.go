@@ -79,15 +79,20 @@ func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 }
 
 // markNodeAddresses marks the front ends with a VIP on an address of this node whose port has come into use there, or
-// has become free, since they were planned.
+// has become free, since they were planned, and those with a cluster IP that has become such an address, or is no longer.
 func (p *Proxy) markNodeAddresses() {
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			for _, vip := range f.View().Port.VIPs {
+				t := frontend.Target(f.Protocol, vip)
+				has := p.owners[t] == f
+				if r, is := p.rules[t]; has && is && vip.Kind == config.ClusterIP && p.Portal.Traits().Redirects && r.Sole == p.node.Locality.IsNode(vip.Addr) {
+					p.mark(f)
+					break
+				}
 				if !vip.External() || vip.Addr.IsUnspecified() {
 					continue
 				}
-				has := p.owners[frontend.Target(f.Protocol, vip)] == f
 				if inUse := f.inUseOnNode(vip) != nil; has == inUse {
 					p.mark(f)
 					break

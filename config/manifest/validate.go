@@ -183,8 +183,9 @@ func validateClusterIPs(spec *corev1.ServiceSpec, path *field.Path) (errs field.
 			continue
 		}
 		// An API server needs no such rule, since it knows its networks.
-		if a, _ := translate.ParseAddr(ip); a.IsUnspecified() || a.IsMulticast() {
-			errs = append(errs, field.Invalid(path.Index(i), ip, "may not be unspecified or multicast"))
+		a, _ := translate.ParseAddr(ip)
+		if err := translate.Special(path.Index(i), a); err != nil {
+			errs = append(errs, err)
 		}
 		f := ipFamilyOf(ip)
 		if families[f] {

@@ -58,12 +58,12 @@ func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
 	case f.all[a] > 0:
 		return field.Invalid(path, a.String(), "may not be an address of a Service")
 	}
-	return special(path, a)
+	return Special(path, a)
 }
 
-// special returns why a cannot be the address of one other host, or nil. In addition to the API server's rules, it
+// Special returns why a cannot be the address of one other host, or nil. In addition to the API server's rules, it
 // refuses all multicast addresses and the broadcast address.
-func special(path *field.Path, a netip.Addr) *field.Error {
+func Special(path *field.Path, a netip.Addr) *field.Error {
 	detail := SpecialAddress(a)
 	switch {
 	case detail != "":

@@ -261,10 +261,10 @@ var _ = Describe("Which Services", func() {
 
 	It("are proxied in one family if the other cluster IPs are invalid", func() {
 		out, problems := translate.Service(service(func(s *corev1.Service) {
-			s.Spec.ClusterIPs = []string{"ten", "fd00::10", "fd00::11", "0.0.0.0"}
+			s.Spec.ClusterIPs = []string{"ten", "fd00::10", "fd00::11", "0.0.0.0", "127.0.0.1"}
 		}), nil, here, translate.Options{})
 		Expect(ids(out)).To(Equal([]string{"default/web/IPv6"}))
-		Expect(problems).To(HaveLen(3))
+		Expect(problems).To(HaveLen(4))
 	})
 })
 

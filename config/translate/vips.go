@@ -25,8 +25,8 @@ func clusterIPs(svc *corev1.Service, p *problems) []netip.Addr {
 		switch {
 		case !ok:
 			p.add(field.Invalid(path.Index(i), s, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"))
-		case a.IsUnspecified() || a.IsMulticast():
-			p.add(special(path.Index(i), a))
+		case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback():
+			p.add(Special(path.Index(i), a))
 		case len(out) > 0 && config.FamilyOf(out[0]) == config.FamilyOf(a):
 			p.add(field.Invalid(path, all, "may specify no more than one IP for each IP family"))
 		default:
@@ -99,7 +99,7 @@ func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
 		p.add(field.Invalid(path, s, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"))
 		return a, false
 	}
-	if err := special(path, a); err != nil {
+	if err := Special(path, a); err != nil {
 		p.add(err)
 		return a, false
 	}
