@@ -19,13 +19,27 @@ func (p *Proxy) onNode(vip config.VIP) bool {
 		p.node.Locality.IsNode(vip.Addr)
 }
 
+// isServer returns an error if vip is a node port on which a server of usher listens.
+func (f *frontEnd) isServer(vip config.VIP) error {
+	p := f.proxy
+	if vip.Kind != config.NodePort || f.Protocol != config.TCP || !p.Portal.Traits().Redirects || p.Socket != nil {
+		return nil
+	}
+	for _, s := range p.Servers {
+		if a := s.Addr().Unmap(); s.Port() == vip.Port && (!a.IsValid() || a.IsUnspecified() || p.node.Locality.HasNodePorts(a)) {
+			return fmt.Errorf("%s %d: usher itself listens on this port", vip.Kind, vip.Port)
+		}
+	}
+	return nil
+}
+
 // inUseOnNode returns an error if vip, a VIP of f, is an address of this node and its port is in use: by another
 // service port's node port, or by a listening process. If usher itself listens on VIPs (no redirects), it does not look
 // for processes: then bind(2) fails.
 func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	p := f.proxy
 	if !p.onNode(vip) {
-		return nil
+		return f.isServer(vip)
 	}
 	t := frontend.Target(f.Protocol, vip)
 	nodePort := t
@@ -79,7 +93,8 @@ func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 }
 
 // markNodeAddresses marks the front ends with a VIP on an address of this node whose port has come into use there, or
-// has become free, since they were planned, and those with a cluster IP that has become such an address, or is no longer.
+// has become free, since they were planned. It also marks those with a cluster IP that has become such an address, or
+// is no longer one.
 func (p *Proxy) markNodeAddresses() {
 	for _, fronts := range p.services {
 		for _, f := range fronts {

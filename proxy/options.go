@@ -66,6 +66,10 @@ type Options struct {
 	// node ports and processes use.
 	ClaimNodeAddresses bool
 
+	// Servers are the TCP addresses of usher's servers. A portal that redirects leaves their ports out of the node
+	// ports.
+	Servers []netip.AddrPort
+
 	// CheckInterval is the interval of checks. A check compares the portal's rules with the kernel's, if the kernel's
 	// may have changed, and retries service ports that failed.
 	CheckInterval time.Duration

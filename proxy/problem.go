@@ -20,7 +20,7 @@ const (
 	ReasonProtocol Reason = "ProtocolNotServed" // usher or this node cannot carry the protocol
 	ReasonSCTPOff  Reason = "SCTPOff"           // SCTP is not in use on this node, or disabled; see SCTPMode
 	ReasonConflict Reason = "AddressConflict"   // another service port has the address and port
-	ReasonNode     Reason = "NodeAddressInUse"  // a node port or a process uses the port on an address of this node
+	ReasonNode     Reason = "NodeAddressInUse"  // a node port, a process or usher uses the port on an address of this node
 	ReasonListen   Reason = "ListenFailed"      // no listener could be opened
 	ReasonPortal   Reason = "PortalFailed"      // the kernel rejected the portal's rule
 )

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -218,6 +219,11 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	}
 	if d.config.Netns != nil {
 		o.Socket = d.config.Netns.Socket
+	}
+	for _, address := range []string{d.config.AdminAddress, d.config.HealthzAddress} {
+		if at, err := net.ResolveTCPAddr("tcp", address); err == nil {
+			o.Servers = append(o.Servers, at.AddrPort())
+		}
 	}
 	d.proxy = proxy.New(*o)
 	d.proxy.SetPodNetworks(d.config.PodNetworks)
