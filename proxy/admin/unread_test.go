@@ -26,7 +26,7 @@ var _ = Describe("clients that do not read", func() {
 		c, err := net.Dial("tcp", n.addr)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() { c.Close() })
-		Expect(c.(*net.TCPConn).SetReadBuffer(2048)).To(Succeed())
+		Expect(c.(*net.TCPConn).SetReadBuffer(64 << 10)).To(Succeed())
 		_, err = io.WriteString(c, strings.Repeat("GET "+path+" HTTP/1.1\r\nHost: localhost\r\n\r\n", times))
 		Expect(err).NotTo(HaveOccurred())
 		return c
@@ -68,7 +68,6 @@ var _ = Describe("clients that do not read", func() {
 		Expect(status(n, api.Prefix+"/services")).To(Equal(200))
 		whole := 0
 		for i, c := range slow {
-			Expect(c.(*net.TCPConn).SetReadBuffer(1 << 20)).To(Succeed())
 			Expect(c.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
 			res, err := http.ReadResponse(bufio.NewReader(c), nil)
 			Expect(err).NotTo(HaveOccurred(), fmt.Sprint("response ", i))
