@@ -3,6 +3,7 @@ package balance
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // maglevSizes are the table sizes, which are primes. The first one with at least slotsPerEndpoint slots per endpoint is
@@ -17,12 +18,20 @@ const slotsPerEndpoint = 64
 // and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
 type maglev struct {
 	once  sync.Once
+	used  atomic.Bool
 	slots []uint16 // made by once; each is the index of an endpoint; endpoints beyond the first maxMaglev have no slots
 }
 
-// newMaglev returns an order whose first choice makes the table. That takes up to a few milliseconds, and a Service may
-// have hundreds of ports whose endpoints change together.
-func newMaglev(*Set) order { return new(maglev) }
+// newMaglev returns an order whose first choice makes the table, or with a table if that of the previous Set was used.
+// The table takes up to a few milliseconds: an event loop should not wait for it, nor other changes for the tables of
+// hundreds of unused ports.
+func newMaglev(s *Set) order {
+	m := new(maglev)
+	if previous, is := s.order.(*maglev); is && previous.used.Load() && len(s.endpoints) > 0 {
+		m.once.Do(func() { m.makeSlots(s) })
+	}
+	return m
+}
 
 // maxMaglev is the maximum number of endpoints with slots: half the number of slots of the largest table.
 const maxMaglev = 1 << 15
@@ -86,5 +95,8 @@ func (m *maglev) makeSlots(s *Set) {
 
 func (m *maglev) look(s *Set, l look, i uint32) *Endpoint {
 	m.once.Do(func() { m.makeSlots(s) })
+	if !m.used.Load() {
+		m.used.Store(true)
+	}
 	return s.endpoints[m.slots[hash(l.Client, i)%uint64(len(m.slots))]]
 }

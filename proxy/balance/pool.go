@@ -96,6 +96,7 @@ func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*
 	switch {
 	case old != nil:
 		s.cursor.Store(old.cursor.Load())
+		s.order = old.order // until schedule replaces it
 	case p.FirstTurn != nil:
 		s.cursor.Store(p.FirstTurn())
 	}
