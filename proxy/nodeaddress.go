@@ -26,7 +26,9 @@ func (f *frontEnd) isServer(vip config.VIP) error {
 		return nil
 	}
 	for _, s := range p.Servers {
-		if a := s.Addr().Unmap(); s.Port() == vip.Port && (!a.IsValid() || a.IsUnspecified() || p.node.Locality.HasNodePorts(a)) {
+		a := s.Addr().Unmap()
+		everywhere := !a.IsValid() || a.IsUnspecified() // in both families
+		if s.Port() == vip.Port && (everywhere || config.FamilyOf(a) == f.ID().Family && p.node.Locality.HasNodePorts(a)) {
 			return fmt.Errorf("%s %d: usher itself listens on this port", vip.Kind, vip.Port)
 		}
 	}
