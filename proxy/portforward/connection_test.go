@@ -57,14 +57,18 @@ func bySPDY(t *testing.T, limit time.Duration, post http.HandlerFunc) (httpstrea
 
 func TestSPDYWithoutAnAnswerEnds(t *testing.T) {
 	closed := make(chan struct{})
-	_, err := bySPDY(t, 100*time.Millisecond, func(_ http.ResponseWriter, r *http.Request) {
+	_, err := bySPDY(t, 3*time.Second, func(_ http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done() // until the client closes the connection
 		close(closed)
 	})
 	if err == nil || !strings.Contains(err.Error(), "i/o timeout") {
-		t.Error(err)
+		t.Fatal(err)
 	}
-	<-closed
+	select {
+	case <-closed:
+	case <-time.After(time.Minute):
+		t.Error("the connection is still open")
+	}
 }
 
 func TestSPDYReturnsTheAPIServersError(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -63,7 +64,7 @@ func (u *spdyUpgrader) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // NewConnection returns the connection, or the error in the answer.
 func (u *spdyUpgrader) NewConnection(resp *http.Response) (httpstream.Connection, error) {
-	if resp.StatusCode != http.StatusSwitchingProtocols {
+	if resp.StatusCode != http.StatusSwitchingProtocols || !strings.EqualFold(resp.Header.Get(httpstream.HeaderUpgrade), streamspdy.HeaderSpdy31) {
 		defer u.conn.Close()
 		return u.SpdyRoundTripper.NewConnection(resp)
 	}
