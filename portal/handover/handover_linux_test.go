@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 		_, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + "mute", Net: network})
 		exitIf(err)
 	case "mute holders":
-		for range 4 * maxContacts {
+		for range 2 * maxContacts {
 			_, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + random(), Net: network})
 			exitIf(err)
 		}

@@ -96,8 +96,8 @@ func (a *API) register(mux *http.ServeMux) {
 	})
 }
 
-// An answer may visit all Services, endpoints or connections. At most maxTurns requests are answered at once, also for
-// metrics, and one about a single Service; a further one waits for at most turnTimeout.
+// An answer may visit all Services, endpoints or connections. At most maxTurns API requests, maxTurns requests for
+// metrics and one about a single Service are answered at once; a further one waits for at most turnTimeout.
 const (
 	maxTurns    = 4
 	turnTimeout = 4 * time.Second // the dashboard waits for 5 s

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -33,7 +34,7 @@ func ServeUDP(c *net.UDPConn, answer func(datagram []byte, from netip.AddrPort) 
 		buf := make([]byte, 64<<10)
 		for {
 			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if errors.Is(err, net.ErrClosed) {
+			if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
 				return
 			}
 			if err == nil {
