@@ -366,11 +366,14 @@ func sendICMPFrom(sender netip.Addr, what icmp, to, from netip.AddrPort) {
 		ip = append(append(ip, to.Addr().AsSlice()...), from.Addr().AsSlice()...)
 		message = append(append(message, ip...), udp...)
 	}
-	dialer := net.Dialer{LocalAddr: &net.IPAddr{IP: sender.AsSlice()}, Control: func(_, _ string, raw syscall.RawConn) error {
-		var failed error
-		err := raw.Control(func(fd uintptr) { failed = forward.SetTransparent(int(fd), sender) })
-		return errors.Join(err, failed)
-	}}
+	dialer := net.Dialer{LocalAddr: &net.IPAddr{IP: sender.AsSlice()}}
+	if sender.Is6() && !sender.IsLoopback() { // each IPv4 sender is an address of lo
+		dialer.Control = func(_, _ string, raw syscall.RawConn) error {
+			var failed error
+			err := raw.Control(func(fd uintptr) { failed = forward.SetTransparent(int(fd), sender) })
+			return errors.Join(err, failed)
+		}
+	}
 	c, err := dialer.Dial(network, to.Addr().String())
 	Expect(err).NotTo(HaveOccurred())
 	defer c.Close()
