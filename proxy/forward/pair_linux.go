@@ -387,10 +387,17 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	if !to.writable {
 		return 0
 	}
-	n := p.write(w, to, w.rest.bytes, w.rest.flags)
-	if n == 0 { // the pair may have ended, and rest be nil
+	to.undelay(w)
+	n, err := to.fd.write(w.rest.bytes, w.rest.flags)
+	switch {
+	case err == unix.EAGAIN:
+		p.awaitWritable(to)
+		return 0
+	case err != nil:
+		p.writeFailed(w, to, err)
 		return 0
 	}
+	w.bytes.Add(int64(n))
 	if w.rest.bytes = w.rest.bytes[n:]; len(w.rest.bytes) == 0 {
 		w.written()
 	}
