@@ -6,9 +6,9 @@
 //
 // For each Set, a scheduler makes an order: an object that proposes the endpoints one by one, until one is usable. All
 // schedulers are listed in the map named schedulers (scheduler.go); similar ones share a file. A scheduler prepares its
-// data when the Set is made: shares by weight (shares.go). A table (maglev.go) is made at the first choice that needs it. Most
-// schedulers stop at the first usable endpoint. Only those that compare loads look at more: p2c.go at 2, least.go at up
-// to 1,024.
+// data when the Set is made: shares by weight (shares.go). A table (maglev.go) is made at the first choice that needs
+// it. Most schedulers stop at the first usable endpoint. Only those that compare loads look at more: p2c.go at 2,
+// least.go at up to 1,024.
 //
 // All schedulers skip an endpoint in quarantine as long as there is another one. A quarantine after failed attempts
 // ends when the endpoint answers a probe, or accepts a client. If the caller sends no probes, one connection tests the

@@ -2,7 +2,6 @@ package balance
 
 import (
 	"slices"
-	"sync"
 	"sync/atomic"
 )
 
@@ -17,18 +16,16 @@ const slotsPerEndpoint = 64
 // weight. Most slots keep their endpoint when one is added or removed (D. Eisenbud et al., "Maglev: A Fast
 // and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
 type maglev struct {
-	once  sync.Once
-	used  atomic.Bool
-	slots []uint16 // made by once; each is the index of an endpoint; endpoints beyond the first maxMaglev have no slots
+	slots atomic.Pointer[[]uint16] // the table, nil before it is needed
 }
 
-// newMaglev returns an order whose first choice makes the table, or with a table if that of the previous Set was used.
-// The table takes up to a few milliseconds: an event loop should not wait for it, nor other changes for the tables of
-// hundreds of unused ports.
+// newMaglev returns an order whose first choice makes the table, or with a table if the previous Set had one. The table
+// takes up to a few milliseconds: an event loop should not wait for it, nor other changes for the tables of hundreds of
+// unused ports.
 func newMaglev(s *Set) order {
 	m := new(maglev)
-	if previous, is := s.order.(*maglev); is && previous.used.Load() && len(s.endpoints) > 0 {
-		m.once.Do(func() { m.makeSlots(s) })
+	if previous, is := s.order.(*maglev); is && previous.slots.Load() != nil && len(s.endpoints) > 0 {
+		m.makeSlots(s)
 	}
 	return m
 }
@@ -36,8 +33,9 @@ func newMaglev(s *Set) order {
 // maxMaglev is the maximum number of endpoints with slots: half the number of slots of the largest table.
 const maxMaglev = 1 << 15
 
-// makeSlots makes the table of a Set that has endpoints.
-func (m *maglev) makeSlots(s *Set) {
+// makeSlots makes the table of a Set that has endpoints, and returns it. Each slot is the index of an endpoint; endpoints
+// beyond the first maxMaglev have no slots. Two concurrent calls make the same table.
+func (m *maglev) makeSlots(s *Set) *[]uint16 {
 	n := min(len(s.endpoints), maxMaglev)
 	size := maglevSizes[len(maglevSizes)-1]
 	for _, fits := range maglevSizes {
@@ -58,9 +56,9 @@ func (m *maglev) makeSlots(s *Set) {
 		most = max(most, wants[i].weight)
 	}
 	const free = 1<<16 - 1
-	m.slots = make([]uint16, size)
-	for i := range m.slots {
-		m.slots[i] = free
+	slots := make([]uint16, size)
+	for i := range slots {
+		slots[i] = free
 	}
 	// An endpoint with the greatest weight takes a slot in each round, one with half that weight in every second round,
 	// and so on. No weight is below 1, so the distance to an endpoint's next turn, in rounds, is at most the greatest
@@ -80,12 +78,13 @@ func (m *maglev) makeSlots(s *Set) {
 		slices.Sort(*now)
 		for _, i := range *now {
 			w := &wants[i]
-			for m.slots[w.at] != free {
+			for slots[w.at] != free {
 				w.at = (w.at + w.skip) % size
 			}
-			m.slots[w.at] = uint16(i)
+			slots[w.at] = uint16(i)
 			if left--; left == 0 {
-				return
+				m.slots.Store(&slots)
+				return &slots
 			}
 			plan(i)
 		}
@@ -94,9 +93,9 @@ func (m *maglev) makeSlots(s *Set) {
 }
 
 func (m *maglev) look(s *Set, l look, i uint32) *Endpoint {
-	m.once.Do(func() { m.makeSlots(s) })
-	if !m.used.Load() {
-		m.used.Store(true)
+	slots := m.slots.Load()
+	if slots == nil {
+		slots = m.makeSlots(s)
 	}
-	return s.endpoints[m.slots[hash(l.Client, i)%uint64(len(m.slots))]]
+	return s.endpoints[(*slots)[hash(l.Client, i)%uint64(len(*slots))]]
 }
