@@ -48,24 +48,27 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
 	if full := a.server.register.add(c); full != nil {
-		if c.To = a.At; a.Redirected {
-			c.To, _ = client.originalDst(from.Addr())
-		}
-		if !c.To.IsValid() || c.To.Addr().IsUnspecified() {
-			c.To = client.localAddr()
-		}
-		c.turnAway(outcome.Result{Outcome: outcome.Limit, Err: full})
+		c.turnAway(outcome.Result{Outcome: outcome.Limit, Err: full}, func() {
+			if c.To = a.At; a.Redirected {
+				c.To, _ = client.originalDst(from.Addr())
+			}
+			if !c.To.IsValid() || c.To.Addr().IsUnspecified() {
+				c.To = client.localAddr()
+			}
+		})
 		return nil
 	}
 	return c
 }
 
-// turnAway resets a client that is not admitted; r is the reason.
-func (c *Conn) turnAway(r outcome.Result) {
+// turnAway resets a client that is not admitted; r is the reason. Only if the client is recorded, and so not in a flood,
+// it calls setTo, which sets To.
+func (c *Conn) turnAway(r outcome.Result, setTo func()) {
 	if r.Outcome == outcome.Limit {
 		c.logLimit(r.Err)
 	}
 	if !c.CountUnlogged(r.Outcome) {
+		setTo()
 		c.Accepted()
 		c.Closed(time.Now(), r, netip.AddrPort{})
 	}
@@ -159,7 +162,7 @@ func (c *Conn) start(a *acceptor, run runner) {
 // enter seeks an endpoint for the client if r is Open, and otherwise resets it.
 func (c *Conn) enter(r outcome.Result, run runner) {
 	if r.Outcome != outcome.Open {
-		c.turnAway(r)
+		c.turnAway(r, func() {}) // start has set To
 		c.server.register.remove(c)
 		return
 	}
