@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -472,7 +473,18 @@ func getConnections(g *ground) error {
 		return err
 	}
 	defer c.Close()
-	return prints("default/tcp", "get", "connections", "-A", "-o", "json")
+	out, err := command("get", "connections", "-A", "-o", "json")
+	if err != nil {
+		return err
+	}
+	var list struct{ Items []any }
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return err
+	}
+	if len(list.Items) == 0 {
+		return errors.New("an open connection is not listed")
+	}
+	return nil
 }
 
 // prints runs usher and expects that it prints the given text.
