@@ -19,8 +19,8 @@ func (p *Proxy) onNode(vip config.VIP) bool {
 		p.node.Locality.IsNode(vip.Addr)
 }
 
-// isServer returns an error if vip is a node port on which a server of usher listens.
-func (f *frontEnd) isServer(vip config.VIP) error {
+// usedByServer returns an error if vip is a node port on which a server of usher listens.
+func (f *frontEnd) usedByServer(vip config.VIP) error {
 	p := f.proxy
 	if vip.Kind != config.NodePort || f.Protocol != config.TCP || !p.Portal.Traits().Redirects || p.Socket != nil {
 		return nil
@@ -41,7 +41,7 @@ func (f *frontEnd) isServer(vip config.VIP) error {
 func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	p := f.proxy
 	if !p.onNode(vip) {
-		return f.isServer(vip)
+		return f.usedByServer(vip)
 	}
 	t := frontend.Target(f.Protocol, vip)
 	nodePort := t
