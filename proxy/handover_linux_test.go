@@ -117,7 +117,7 @@ var _ = Describe("open connections of a replaced Proxy", func() {
 		p := serve()
 		n := 0
 		for kind := range 40 {
-			come(p, lab.MixOfTalks(kind*10))
+			come(p, lab.MixOfTalks(kind*5)) // each kind twice
 			n++
 		}
 		established(p, n)
@@ -259,7 +259,7 @@ var _ = Describe("open connections of a replaced Proxy", func() {
 			hear(c)
 			Expect(fdpass.Send(c, []byte("go"))).To(Succeed())
 			_, fds := hear(c)
-			Expect(c.Read(make([]byte, 1))).Error().To(MatchError(io.EOF)) // the predecessor waits for 5 s
+			Expect(c.Read(make([]byte, 1))).Error().To(MatchError(io.EOF)) // the predecessor waits for 10 s
 			Expect(fdpass.Send(c, []byte(strings.Repeat("1", 20)))).NotTo(Succeed(), "the answer is too late")
 			DeferCleanup(func() { handover.Discard(fds) }) // connections end although the successor holds duplicates
 		}),

@@ -59,11 +59,11 @@ const (
 	// answerTime.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
 	firstPairs  = 8
-	shortPause  = answerTime / 10
+	shortPause  = answerTime / 20
 	// bytesAtOnce limits frozen pairs, too: when they hold that number of bytes or more, no further pair is frozen.
 	bytesAtOnce = 1 << 20
 	// answerTime is the time for the other side to answer while pairs are frozen. An answer needs milliseconds.
-	answerTime = 5 * time.Second
+	answerTime = 10 * time.Second
 	// offerEvery is the interval at which the predecessor looks for newly established connections.
 	offerEvery = 20 * time.Millisecond
 )
