@@ -9,6 +9,7 @@ import (
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/config/manifest"
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // Allocation are the flags for the addresses and ports of Services whose manifests set none. In a cluster, the control
@@ -45,6 +46,7 @@ func (f *Allocation) Parse(o *manifest.Options) (err error) {
 }
 
 // parseNetworks parses the value of a flag with at most one network per IP family. Each has at least hostBits host bits.
+// With host bits, its addresses become those of Services, so special ranges such as loopback are not allowed.
 func parseNetworks(flag string, list []string, hostBits int) ([]netip.Prefix, error) {
 	out, err := ParseCIDRs(list, flag+": invalid value %q: must be a CIDR such as 10.96.0.0/12")
 	if err != nil {
@@ -61,6 +63,9 @@ func parseNetworks(flag string, list []string, hostBits int) ([]netip.Prefix, er
 		}
 		if p.Addr().Is4In6() {
 			return nil, cli.Usagef("%s: invalid value \"%s\": must not be an IPv4-mapped IPv6 network", flag, p)
+		}
+		if detail := translate.SpecialAddress(p.Addr()); detail != "" && hostBits > 0 {
+			return nil, cli.Usagef("%s: invalid value \"%s\": %s", flag, p, detail)
 		}
 		if p.Addr().BitLen()-p.Bits() < hostBits {
 			return nil, cli.Usagef("%s: invalid value \"%s\": must hold at least %d addresses", flag, p, 1<<hostBits)
