@@ -2,10 +2,10 @@
 // of usher's sockets and restarts usher after a crash. Until the restart, clients wait in
 // the backlogs and buffers of the sockets, and no connection is refused.
 //
-// The keeper acts like systemd for a service with a file descriptor store: its usher process requests by sd_notify(3)
-// which files to keep (package fdstore), and receives them again by sd_listen_fds(3). If a service manager has started
-// the keeper, the keeper forwards the messages about usher's state and stored files to it, so that the listening
-// sockets also survive a restart of keeper and usher.
+// For usher, the keeper is a file descriptor store like that of systemd: usher sends files to keep by sd_notify(3)
+// (package fdstore), and the next usher process receives them by sd_listen_fds(3). If a service manager has started the
+// keeper, the keeper forwards usher's messages about its state and these files to it. So the listening sockets also
+// survive a restart of keeper and usher.
 //
 //	the loop, and why a child exited   keeper_linux.go
 //	messages and kept descriptors      store_linux.go
@@ -27,8 +27,8 @@ type Options struct {
 	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
-	// RemoveRules makes the keeper call RemoveLeft when SIGTERM or SIGINT stops it. Otherwise only SIGINT does so, and
-	// only if no usher process serves at that time and an earlier one held the lock.
+	// RemoveRules makes the keeper call RemoveLeft when SIGTERM or SIGINT stops it. Without RemoveRules, the keeper
+	// calls RemoveLeft only after SIGINT, and only if no usher process serves although a previous one held the lock.
 	RemoveRules bool
 	// RemoveLeft removes the rules that no running process owns.
 	RemoveLeft func(logrus.FieldLogger) error
