@@ -6,16 +6,18 @@
 // installs its rules and calls Take. The holder then closes its copies of the sockets, releases the lock, and lets its
 // remaining connections end. If the successor disconnects before that, the holder continues unchanged.
 //
-// Since both use the same sockets, no rule has to change, and no connection that waits to be accepted is lost.
+// Both processes use the same sockets. So no rule has to change, and no connection in a listen backlog is lost.
 //
-// The lock is an abstract Unix socket (unix(7)). Like rules and routes, it belongs to the network namespace. It needs
-// no file. The kernel removes it when no process has it open: when the holder ends for any reason, unless its keeper (a
-// supervisor process) has a copy. Any process in the network namespace can make such a socket and connect to one. So
-// its name contains a random part, and a process that wants the lock queries all sockets of its user whose names have a
-// holder's prefix. The kernel lists them with their users (sock_diag(7)), so other users' sockets cost no time. Holders
-// and successors must prove their capability to change this network namespace: CAP_NET_ADMIN in the user namespace that
-// owns it. Each proves it by signing the other's challenge. A process of another user that connects is rejected at once
-// (SO_PEERCRED), and nothing is received from it.
+// The lock is an abstract Unix socket (unix(7)). It needs no file and, like rules and routes, belongs to the network
+// namespace. The kernel removes it when no process has it open. That is when the holder ends, unless its keeper (a
+// supervisor process) has a copy.
+//
+// Any process in the network namespace can open such a socket, and can connect to it. So the socket's name has a prefix
+// and a random part, and a process that wants the lock queries all of its user's sockets that have the prefix. The
+// kernel lists sockets with their users (sock_diag(7)), so it need not connect to those of other users. Holder and
+// successor prove to each other that they may change this network namespace: each signs the other's challenge, which
+// needs CAP_NET_ADMIN in the user namespace that owns the network namespace. A holder rejects processes of other users
+// at once (SO_PEERCRED), and receives nothing from them.
 //
 // Packets (unix(7), SOCK_SEQPACKET) in the order of events:
 //
@@ -32,6 +34,6 @@
 //
 // A process that only checks for a holder sends "who is it", and disconnects after the answer.
 //
-// A holder that is killed hands nothing over. Its keeper, if it has one, has copies of its sockets (package fdstore)
-// and of the lock's listener. Processes that connect meanwhile wait in that listener's backlog.
+// A holder that is killed hands nothing over. Its keeper, if there is one, has copies of its sockets (package fdstore)
+// and of the lock's listener. Processes that connect before usher is restarted wait in that listener's backlog.
 package handover

@@ -24,9 +24,8 @@ const SocketsAtOnce = 128
 // Holder is the process that has the lock.
 type Holder interface {
 	// HandOver is called when a successor asks. If it returns no error, the holder changes nothing that both processes
-	// share until the caller calls resume or release; it must call one of them. Before that, the caller iterates over
-	// sockets once and closes each file. Each file is a copy that is made when it is yielded, since the sockets may
-	// number half the limit of open files. The same applies to more, the sockets that came later, if the successor asks
-	// for them.
+	// share until the caller calls resume or release, one of which it must call. Before that, the caller iterates once
+	// over sockets and, if the successor asks for the sockets added since, over more. The caller closes each file: it
+	// is a copy, made when it is yielded, because copies of all sockets could exceed the limit of open files.
 	HandOver() (sockets, more iter.Seq[Socket], resume, release func(), err error)
 }

@@ -67,8 +67,8 @@ type Lock struct {
 // ErrLocked and names that process. A process without the capability cannot prevent Acquire, except before Linux 4.19
 // and in gVisor; see Strangers.
 //
-// left, unless it is nil, is a copy of the listener (see File) of an earlier process that ended without releasing the
-// lock. This process then answers the processes that wait in its backlog. Acquire closes left.
+// If an earlier process ended without releasing the lock, left is a copy of its listener (see File), otherwise nil.
+// Acquire then answers the processes that wait in the listener's backlog. It closes left.
 func Acquire(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err != nil {
@@ -94,9 +94,8 @@ func Acquire(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// Hold is Acquire without a search for other holders. The keeper calls it while no usher process runs: left stayed open
-// when usher ended, so no other process has taken the lock meanwhile. A successor calls it without left, before the
-// holder releases the lock.
+// Hold is Acquire without a search for other holders. The keeper calls it while no usher process runs: since left has
+// stayed open, no other process has the lock. A successor calls Hold without left, before the holder releases the lock.
 func Hold(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err == nil {
