@@ -84,8 +84,9 @@ type transfer struct {
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
-// NewTransfer creates the socket pair. It returns the predecessor's end, and the successor's as a Socket to hand over.
-// Until the successor has accepted a connection, closing either end leaves all connections with the predecessor.
+// NewTransfer creates the socket pair for handing over open connections. It returns the predecessor's end, and the
+// successor's end as a Socket to hand over with the listeners. If either end is closed before the successor has
+// accepted a connection, all connections stay with the predecessor.
 func (s *Server) NewTransfer() (*net.UnixConn, handover.Socket, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -101,8 +102,9 @@ func (s *Server) NewTransfer() (*net.UnixConn, handover.Socket, error) {
 	return ours, theirs, nil
 }
 
-// Inherit takes from sockets the successor's end of a predecessor's socket pair, and the socket to the keeper. Without
-// such a pair, it returns nil. Inherit is called before the first client connects.
+// Inherit removes two sockets from the map sockets, which a predecessor or the keeper has sent: the successor's end of
+// a socket pair (see NewTransfer), which it returns, and the socket to the keeper. Without such a pair, it returns nil.
+// Inherit is called before the first client connects.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *net.UnixConn) {
 	if file := sockets[fdstore.ConnectionsName]; file != nil {
 		s.saving = s.inheritSaving(file)

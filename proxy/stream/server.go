@@ -48,7 +48,8 @@ type Server struct {
 }
 
 // New returns a Server without listeners, whose loops use pollers. Only one goroutine at a time may call ListenTCP or
-// ListenSCTP. These count the listener in the budget; the caller has checked its limit (budget.AdmitListener).
+// ListenSCTP. Before each call, the goroutine checks the limit of listeners (budget.AdmitListener); the call then
+// counts the listener in the budget.
 func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
 	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget}, panics: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {
@@ -69,8 +70,8 @@ func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip 
 	a.servePortable(client, from)
 }
 
-// Saved returns the number of open connections whose sockets the keeper has copies of. They survive a crash, except
-// those with bytes in this process.
+// Saved returns the number of open connections for which the keeper has copies of the sockets. They survive a crash,
+// except those with bytes in this process.
 func (s *Server) Saved() int64 { return s.saved.Load() }
 
 // Drain waits until all connections have ended. When ctx ends, it resets those that are still open, and returns their
@@ -124,9 +125,9 @@ type Receiver interface {
 	// accepted.
 	Begin() error
 	End()
-	// Find returns the front end of port's Service that serves port or, if none does, vip. It also returns the endpoint
-	// of that front end with e's address and Pod. If there is no front end, both are nil. left is when e was removed or
-	// began to terminate. It is zero if neither has happened or, after a crash, if it is unknown. Find is called
-	// between Begin and End.
+	// Find returns the front end that serves port or, if there is none, the one of port's Service that serves vip. It
+	// also returns the endpoint of that front end with e's address and Pod. If there is no front end, both are nil. The
+	// parameter left is the time at which e was removed or began to terminate; it is zero if neither has happened or,
+	// after a crash, if the time is unknown. Find is called between Begin and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }
