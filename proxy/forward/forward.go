@@ -10,8 +10,9 @@ import (
 
 // Owner receives the events of a pair.
 type Owner interface {
-	// ClientFirstByte is called once, when the client's first byte has arrived, unless that was before the pair was
-	// forwarded. EndpointFirstByte is called once, when the endpoint's first byte has arrived. Ended is called last.
+	// ClientFirstByte is called when the client's first byte has arrived, unless that was before the pair was
+	// forwarded. EndpointFirstByte is called when the endpoint's first byte has arrived. Ended is called last. Each is
+	// called at most once.
 	ClientFirstByte(now time.Time)
 	EndpointFirstByte(now time.Time)
 	Ended(outcome.Result)
@@ -107,8 +108,8 @@ func plain(err error) error {
 // to an eighth longer. A pair that reaches a limit ends with a reset of both sides, so that neither mistakes this for
 // the regular end of the stream.
 type Limits struct {
-	// HalfClosed is the maximum time without movement once one direction has ended. It also applies once one side has
-	// ended, while the other side does not accept the earlier bytes.
+	// HalfClosed is the maximum time without movement once one side has ended its direction, even if the other side has
+	// not accepted all bytes of that direction yet.
 	HalfClosed time.Duration
 	// Idle is the maximum time without movement.
 	Idle time.Duration

@@ -40,7 +40,7 @@ type PairState struct {
 	Half, Probed             bool   `json:",omitempty"`
 }
 
-// EdgeState is the state of one of a pair's sockets, as far as the kernel does not report it again. See edge.
+// EdgeState is the part of the state of one of a pair's sockets that the kernel does not report again. See edge.
 type EdgeState struct {
 	Ended, Lost, Delays bool `json:",omitempty"`
 }
@@ -62,9 +62,9 @@ type WatchState struct {
 	Moved         bool      `json:",omitempty"`
 }
 
-// PairsFrom looks at up to slotsAtOnce slots of the loop, from the index slot on. It calls f for each pair there, and
-// stops if f returns false. next is the slot for the next call: that of the pair for which f returned false, or the one
-// after these slots. more is false if there are no more slots. Only the loop may call PairsFrom. f may freeze its pair.
+// PairsFrom calls f for each pair in up to slotsAtOnce slots of the loop, starting at slot. It stops if f returns
+// false. next is the slot for the next call: that of the pair for which f returned false, or the first slot not
+// visited. more is false if there are no more slots. f may freeze its pair. Only the loop may call PairsFrom.
 func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, more bool) {
 	for end := min(slot+slotsAtOnce, len(l.slots)); slot < end; slot++ {
 		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.owner) {

@@ -123,8 +123,9 @@ func (s Socket) gone() bool {
 	return n > 0
 }
 
-// WaitLeft waits until the peer of raw has left, or until raw's read deadline has passed. It returns true if the peer
-// has left. sent means that bytes from the peer were read: then the end of the peer's side alone does not count.
+// WaitLeft waits until the peer of raw has left, or until raw's read deadline has passed, and reports whether it has
+// left. The peer has left if the connection was reset or both sides have ended or, unless sent is true, if the peer has
+// ended its side. sent means that bytes from the peer were read.
 func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	_ = raw.Read(func(fd uintptr) bool {
 		left = Socket(fd).gone() || !sent && Socket(fd).Left()

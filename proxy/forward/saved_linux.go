@@ -14,8 +14,8 @@ import (
 // SavedSize is the size of a pair's part of the shared memory, in bytes.
 const SavedSize = 32
 
-// Saved is a pair's part of the shared memory. Only the pair's loop writes it, or Forget for a frozen pair. After a
-// crash, the loop of the process that continues the pair does.
+// Saved is a pair's part of the shared memory. Only the pair's loop writes to it; for a frozen pair, Forget does. After
+// a crash, the loop of the process that continues the pair writes to it.
 type Saved struct {
 	notes                atomic.Uint32
 	toEndpoint, toClient atomic.Int64  // bytes moved
@@ -39,8 +39,8 @@ func SavedAt(memory []byte, n int) *Saved {
 }
 
 // Save makes the pair note its state in s from now on, instead of in its previous Saved. The loop calls the function
-// released once, when the pair no longer needs s. From now on, the pair shuts its connections down before it closes the
-// sockets, since copies may be open. Keep or Unsave must follow.
+// released once, when the pair no longer needs s. Since another process may have copies of the sockets, the pair now
+// shuts its connections down before it closes the sockets. Keep or Unsave must follow.
 func (h *PairHere) Save(s *Saved, released func()) {
 	p := (*pair)(h)
 	p.saved, p.shared = &saved{Saved: s, released: released, own: true, before: p.saved}, true
@@ -146,9 +146,9 @@ func (p *pair) noteHeld(w *way) {
 // Over reports whether no process may continue the pair from s: it has ended, or its state is in another Saved.
 func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
 
-// Restored updates t, the PairState at the time when a pair was saved, with the notes that the pair has made in s since
-// then. The state must not be Over. whole is false if bytes may be lost: then the pair must be reset. toEndpoint and
-// toClient are the numbers of the pipes that may hold bytes of that direction; 0 is none.
+// Restored updates t, the state of a pair when it was saved, with the notes that the pair has made in s since then. s
+// must not be Over. If whole is false, bytes may be lost, and the pair must be reset. toEndpoint and toClient are the
+// numbers of the pipes that may hold bytes of that direction; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
@@ -157,9 +157,9 @@ func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	return notes&(heldForEndpoint|heldForClient) == 0, int(pipes & 0xffff), int(pipes >> 16)
 }
 
-// SavePipes calls save for each pipe that the other process does not have. save sends it and returns its number there,
-// or 0 if that failed. From then on, whenever the loop closes a pipe that has a number, it calls released with it. Only
-// the loop may call SavePipes.
+// SavePipes calls save for each pipe that the other process does not have. save sends the pipe and returns its number
+// there, or 0 if that failed. From then on, the loop calls released with this number when it closes the pipe. Only the
+// loop may call SavePipes.
 func (l *Loop) SavePipes(save func(read, write int) (number uint16), released func(number uint16)) {
 	l.pipes.released = released
 	unknown := false
@@ -175,8 +175,8 @@ func (l *Loop) SavePipes(save func(read, write int) (number uint16), released fu
 // Unsaved reports whether the loop has pairs or pipes that the other process may not have. Any goroutine may call it.
 func (l *Loop) Unsaved() bool { return l.pairs.Load() > l.saved.Load() || l.pipes.unknown.Load() }
 
-// Forget is called when another process continues the pair, which must be frozen. If the pair is saved, it stops noting
-// its state. Any goroutine may call Forget.
+// Forget is called when another process continues the pair, which must be frozen. If the pair is saved, it no longer
+// notes its state. Any goroutine may call Forget.
 func (p *Pair) Forget() {
 	if p.saved != nil {
 		p.forget()
