@@ -66,8 +66,8 @@ func Claimed() bool {
 // claimInterval is the interval at which Unclaimed checks.
 const claimInterval = 2 * time.Second
 
-// Unclaimed returns a channel that is closed when two checks in a row find no holder. A process that has handed over
-// and still runs uses it: its successor may have ended.
+// Unclaimed returns a channel that is closed when two checks in a row find no holder. With it, a process that has
+// handed over and still runs detects the end of its successor.
 func Unclaimed() <-chan struct{} {
 	gone := make(chan struct{})
 	go func() {

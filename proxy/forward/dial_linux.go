@@ -50,7 +50,7 @@ func (c *Client) Ready(r Readiness) {
 	c.changed()
 }
 
-// Reset reports whether c has failed, such as by a reset, as far as a read or the watch has shown.
+// Reset reports whether a read or the watch has shown that c has failed, for example by a reset.
 func (c *Client) Reset() bool { return c.err != nil || c.seen&Failed != 0 }
 
 // Close closes the socket. If the loop watches c, only the loop may call Close.

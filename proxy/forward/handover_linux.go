@@ -21,8 +21,9 @@ type Frozen struct {
 	Owner Owner
 	// Client and Endpoint are the pair's sockets. The caller owns them.
 	Client, Endpoint Socket
-	// Saved is where a crashed process had saved the pair; the loop calls Over once, when the pair no longer needs it.
-	// For all other pairs, both are nil. A pair that continues in the same process stays saved without them.
+	// If a process had saved the pair and crashed, Saved is where the pair noted its state, and the loop calls Over
+	// once, when the pair no longer needs Saved. Otherwise both are nil: a pair that continues in the same process
+	// stays saved without them.
 	Saved *Saved
 	Over  func()
 	// ToEndpointPipe and ToClientPipe, unless they are nil, hold bytes of a pair that a crashed process had saved.

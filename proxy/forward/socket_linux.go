@@ -466,9 +466,9 @@ var icmpKinds = map[[3]byte]ICMPKind{
 // and ICMPNone if there is none. An earlier error is lost; a later datagram may cause it again. While the queue is not
 // empty, epoll reports an error.
 //
-// Any host that may send ICMP can forge an error with its own address as the source. The kernel compares only the
-// quoted ports and addresses with the socket's. Therefore only the destination itself can report ICMPHard, except that
-// a datagram is too big.
+// Any host that may send ICMP can forge an error with its own address as the source: the kernel compares only the
+// quoted ports and addresses with the socket's. Therefore an error counts as ICMPHard only if its source is the
+// destination, or if it reports that a datagram is too big.
 func TakeErrors(fd int) (last unix.Errno, kind ICMPKind) {
 	var control [256]byte
 	for range 64 { // a limit: errors may arrive as fast as they are taken, and the caller has other sockets

@@ -135,8 +135,8 @@ func sigset(signals ...os.Signal) (set unix.Sigset_t) {
 	return set
 }
 
-// Resume continues the keeper whose program this one has replaced. It returns false if there is none. logger returns a
-// log with the settings of the keeper's log; removeLeft is as in Options.
+// Resume continues as the keeper if this program has replaced the keeper's earlier one (execve(2)). Otherwise it
+// returns false. logger returns a log with the settings of the keeper's log; removeLeft is as in Options.
 func Resume(logger func(level, format string) logrus.FieldLogger, removeLeft func(logrus.FieldLogger) error) (code int, is bool) {
 	at, err := strconv.Atoi(os.Getenv(stateVariable))
 	if err != nil {
