@@ -22,7 +22,7 @@ const maxAttempts = 32
 // SourceAddress before it reports the result of an attempt, and Policy before Failed; the others before the first Next.
 // One goroutine at a time may call its methods.
 type Search struct {
-	Schedule      []time.Duration // lengths of the time slots; empty: each endpoint is tried once
+	Schedule      []time.Duration // lengths of the time slots; empty: each endpoint is tried once, but see keptLong
 	Policy        balance.Policy  // of quarantine
 	Affinity      *affinity.Table // nil for none
 	Client        netip.Addr
@@ -83,6 +83,9 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	case s.final.Outcome != outcome.Open:
 		return Step{Do: GiveUp, Result: s.final}
 	case len(s.Schedule) == 0:
+		if s.count > 0 && now.Sub(s.started) >= keptLong {
+			s.tried, s.count = append(s.tried[:0], s.current.Endpoint.Addr), 1
+		}
 		step := s.begin(set, now, 0)
 		if step.Do == GiveUp && s.count > 0 {
 			step.Result = allFailed
@@ -113,6 +116,11 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	}
 	return Step{Do: GiveUp, Result: allFailed}
 }
+
+// keptLong applies without a Schedule. If the last attempt lasted at least that long, such as in a UDP session whose
+// endpoint never answers by design, the other endpoints may get another attempt: those that failed before may be back.
+// An unreachable host fails sooner: the kernel looks for it for 3 s (arp(7)).
+const keptLong = 5 * time.Second
 
 // begin begins an attempt with the next endpoint, queues the client, or gives up.
 func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Step {

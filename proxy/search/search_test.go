@@ -328,6 +328,23 @@ func TestEachEndpointIsTriedOnceWithoutASchedule(t *testing.T) {
 	}
 }
 
+func TestEndpointsGetAnotherAttemptAfterALongOneWithoutASchedule(t *testing.T) {
+	g := NewWithT(t)
+	c := newClient(refuses, refuses)
+	s := Search{Policy: c.quarantine, Record: c.record()}
+	now, order := c.start, []int(nil)
+	for _, lasted := range []time.Duration{time.Hour, time.Hour, 5 * time.Second, 3 * time.Second} {
+		step := s.Next(c.pool.Cluster, now)
+		g.Expect(step.Do).To(Equal(Dial))
+		order = append(order, number(step.Endpoint.Addr))
+		now = now.Add(lasted)
+		s.Failed(now, syscall.ECONNREFUSED)
+		step.Endpoint.Release()
+	}
+	g.Expect(order).To(Equal([]int{1, 2, 1, 2}))
+	g.Expect(s.Next(c.pool.Cluster, now)).To(Equal(Step{Do: GiveUp, Result: allFailed}), "the last attempt was short")
+}
+
 func TestPreviewPredictsTheSearch(t *testing.T) {
 	for name, prepare := range map[string]func(*client){
 		"all endpoints are healthy": func(*client) {},
