@@ -190,12 +190,12 @@ func (srv *Server) InheritRest(sockets map[string]*os.File) {
 // adopt continues the sessions that a predecessor has handed over.
 func (l *listener) adopt() {
 	all := l.server.sessionRecords[l.name()]
-	if delete(l.server.sessionRecords, l.name()); len(all) == 0 {
-		return
-	}
-	if l.socket.loop.poller.Do(func() { l.socket.adopt(all) }) != nil { // the loop has ended
-		for _, b := range all {
-			b.file.Close()
+	delete(l.server.sessionRecords, l.name())
+	for some := range slices.Chunk(all, sessionsPerTurn) { // the loop serves others in between
+		if l.socket.loop.poller.Do(func() { l.socket.adopt(some) }) != nil { // the loop has ended
+			for _, b := range some {
+				b.file.Close()
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -34,27 +35,8 @@ func TestManySessionsEndInTurns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			log := logrus.New()
-			log.SetOutput(io.Discard)
-			f, srv := redirectedFront(t, log)
-			var err error
-			f.Portal, err = none.Mode.New(context.Background(), portal.Options{})
-			g.Expect(err).NotTo(HaveOccurred())
-			endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-			g.Expect(err).NotTo(HaveOccurred())
-			f.View().All[0].Endpoint.Addr = endpoint.LocalAddr().(*net.UDPAddr).AddrPort()
-			defer endpoint.Close()
-			l, err := srv.Listen(f, portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Targets: []portal.Target{frontend.Target(f.Protocol, f.View().Port.VIPs[0])}})
-			g.Expect(err).NotTo(HaveOccurred())
+			f, _, l := manySessions(t)
 			defer l.Close(frontend.Stopped)
-			const clients = 600
-			for range clients {
-				c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
-				g.Expect(err).NotTo(HaveOccurred())
-				defer c.Close()
-				g.Expect(c.Write([]byte("x"))).Error().NotTo(HaveOccurred())
-			}
-			g.Eventually(f.Sessions.Load).WithTimeout(20 * time.Second).Should(BeEquivalentTo(clients))
 			sk := l.(*listener).socket
 			had, left := make(chan int, 1), make(chan int, 1)
 			g.Expect(sk.loop.poller.Do(func() {
@@ -66,6 +48,66 @@ func TestManySessionsEndInTurns(t *testing.T) {
 			g.Eventually(f.Sessions.Load).WithTimeout(20 * time.Second).Should(BeZero())
 		})
 	}
+}
+
+// manyClients is the number of sessions of manySessions.
+const manyClients = 600
+
+// manySessions returns a listener with many sessions, its front end and its server.
+func manySessions(t *testing.T) (*frontend.FrontEnd, *Server, frontend.Listener) {
+	g := NewWithT(t)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	f, srv := redirectedFront(t, log)
+	var err error
+	f.Portal, err = none.Mode.New(context.Background(), portal.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { endpoint.Close() })
+	f.View().All[0].Endpoint.Addr = endpoint.LocalAddr().(*net.UDPAddr).AddrPort()
+	l, err := srv.Listen(f, portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Targets: []portal.Target{frontend.Target(f.Protocol, f.View().Port.VIPs[0])}})
+	g.Expect(err).NotTo(HaveOccurred())
+	for range manyClients {
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
+		g.Expect(err).NotTo(HaveOccurred())
+		t.Cleanup(func() { c.Close() })
+		g.Expect(c.Write([]byte("x"))).Error().NotTo(HaveOccurred())
+	}
+	g.Eventually(f.Sessions.Load).WithTimeout(20 * time.Second).Should(BeEquivalentTo(manyClients))
+	return f, srv, l
+}
+
+// TestManySessionsOfAPredecessorContinueInTurns expects that the loop does other work while it adopts many sessions.
+func TestManySessionsOfAPredecessorContinueInTurns(t *testing.T) {
+	g := NewWithT(t)
+	f, srv, l := manySessions(t)
+	sockets := map[string]*os.File{}
+	for _, last := range []bool{false, true} {
+		for s := range srv.Sessions(last) {
+			sockets[s.Name] = s.File
+		}
+	}
+	l.Close(frontend.Stopped)
+	g.Expect(f.Sessions.Load()).To(BeZero())
+	srv.Inherit(sockets)
+	poller, listening, after := srv.loops[0].poller, make(chan struct{}), map[int64]bool{} // number of sessions after each round
+	g.Expect(poller.Do(func() {
+		poller.OnRoundEnd(func() { after[f.Sessions.Load()] = true })
+		<-listening
+	})).To(Succeed())
+	next, err := srv.Listen(f, portal.Bind{Addr: l.Addr(), Targets: []portal.Target{frontend.Target(f.Protocol, f.View().Port.VIPs[0])}})
+	close(listening)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer next.Close(frontend.Stopped)
+	g.Eventually(f.Sessions.Load).WithTimeout(20 * time.Second).Should(BeEquivalentTo(manyClients))
+	between := 0
+	poller.Call(func() {
+		delete(after, 0)
+		delete(after, manyClients)
+		between = len(after)
+	})
+	g.Expect(between).To(BeNumerically(">", 0))
 }
 
 // TestUnansweredSessionEndsBeforeAnsweredOne expects separate timeouts for unanswered and answered sessions, as
