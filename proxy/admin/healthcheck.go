@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // HealthChecks serves the healthCheckNodePorts of Services with externalTrafficPolicy Local, where load
@@ -39,10 +41,10 @@ type healthCheck struct {
 	service types.NamespacedName
 	port    uint16
 	local   [2]atomic.Int64 // endpoints of IPv4, and of IPv6
-	server  *http.Server    // nil while the port is unavailable
-	failed  string          // why the port is unavailable; "" if it is not
+	server  *http.Server
+	failed  string // why the port is unavailable; "" if it is not
 
-	listeners []net.Listener // of server
+	listeners map[string]net.Listener // of server, by host: see hosts
 }
 
 // SetNetworks makes the servers listen only on the node's addresses in these networks; none, the default, means
@@ -54,11 +56,7 @@ func (h *HealthChecks) SetNetworks(within []netip.Prefix) {
 		return
 	}
 	h.networks = slices.Clone(within)
-	for _, c := range h.servers {
-		c.stop()
-		c.server = nil
-		c.start()
-	}
+	h.listen()
 }
 
 // Apply starts, changes and stops servers according to the Services.
@@ -84,14 +82,15 @@ func (h *HealthChecks) Apply(services []config.Service) {
 		}
 		c := h.servers[s.Name]
 		if c == nil {
-			c = &healthCheck{owner: h, service: s.Name, port: s.HealthCheckNodePort}
+			c = &healthCheck{owner: h, service: s.Name, port: s.HealthCheckNodePort, listeners: map[string]net.Listener{}}
+			c.server = newServer(oneAnswer(http.HandlerFunc(c.answer)), &h.clients)
 			h.servers[s.Name] = c
 		}
 		for six := range c.local {
 			c.local[six].Store(int64(localEndpoints(s, six == 1)))
 		}
-		c.start()
 	}
+	h.listen()
 }
 
 // addresses returns the addresses that the servers listen on.
@@ -110,13 +109,39 @@ func (h *HealthChecks) addresses() (all []string) {
 	return all
 }
 
-// Retry tries again to open ports that were unavailable.
+// Retry opens ports that were unavailable, and those on new addresses of the node. It closes those on removed ones.
 func (h *HealthChecks) Retry() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, c := range h.servers {
-		c.start()
+	h.listen()
+}
+
+// listen opens and closes the listeners of all servers as needed.
+func (h *HealthChecks) listen() {
+	if len(h.servers) == 0 {
+		return
 	}
+	hosts, err := h.hosts()
+	if err != nil {
+		return // the listeners stay as they are
+	}
+	for _, c := range h.servers {
+		c.listen(hosts)
+	}
+}
+
+// hosts returns the hosts to listen on: "" for all addresses, or this node's addresses in the networks.
+func (h *HealthChecks) hosts() (hosts []string, err error) {
+	if len(h.networks) == 0 {
+		return []string{""}, nil
+	}
+	addrs, err := kernel.LocalAddrs()
+	for _, a := range addrs {
+		if !a.IsLinkLocalUnicast() && kernel.ContainsAddr(h.networks, a) {
+			hosts = append(hosts, a.String())
+		}
+	}
+	return hosts, err
 }
 
 // Close stops all servers. Apply has no effect afterwards.
@@ -149,32 +174,44 @@ func localEndpoints(s config.Service, six bool) int {
 	return len(endpoints)
 }
 
-// start opens the port, unless it is open.
-func (c *healthCheck) start() {
-	if c.server != nil {
-		return
+// listen opens the port on hosts, unless it is open, and closes it on others.
+func (c *healthCheck) listen(hosts []string) {
+	for host, l := range c.listeners { // before others open: they may need the port
+		if !slices.Contains(hosts, host) {
+			l.Close()
+			delete(c.listeners, host)
+		}
 	}
-	listeners, err := listenNode(c.owner.networks, c.port)
-	if err != nil {
-		c.report(fmt.Errorf("health check node port %d: %w", c.port, err))
-		return
+	var failed error
+	if len(hosts) == 0 {
+		failed = errors.New("this node has no address in the node port networks")
 	}
-	c.report(nil)
-	server := newServer(oneAnswer(http.HandlerFunc(c.answer)), &c.owner.clients)
-	for _, l := range listeners {
-		go func() { _ = server.Serve(l) }() // until stop
+	for _, host := range hosts {
+		if c.listeners[host] != nil {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(c.port))))
+		if err != nil {
+			var op *net.OpError
+			if errors.As(err, &op) {
+				err = op.Err
+			}
+			failed = fmt.Errorf("cannot listen: %w", err)
+			continue
+		}
+		c.listeners[host] = l
+		go func() { _ = c.server.Serve(l) }() // until l is closed
 	}
-	c.server, c.listeners = server, listeners
+	if failed != nil {
+		failed = fmt.Errorf("health check node port %d: %w", c.port, failed)
+	}
+	c.report(failed)
 }
 
 func (c *healthCheck) stop() {
-	if c.server == nil {
-		return
-	}
 	for _, l := range c.listeners { // Close does not know listeners that Serve has not reached
 		l.Close()
 	}
-	c.listeners = nil
 	c.server.Close()
 }
 

@@ -1,20 +1,16 @@
 package admin
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
-	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/admin/dashboard"
 )
 
@@ -56,44 +52,6 @@ func ServeOn(l net.Listener, handler http.Handler, clients int) *http.Server {
 	s.Addr = l.Addr().String()
 	go func() { _ = s.Serve(l) }() // until Close
 	return s
-}
-
-// listenNode listens on a port of the node's addresses in the given networks, or of all.
-func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
-	hosts := []string{""}
-	if len(networks) > 0 {
-		hosts = addressesIn(networks)
-	}
-	var listeners []net.Listener
-	for _, host := range hosts {
-		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
-		if err != nil {
-			for _, open := range listeners {
-				open.Close()
-			}
-			var op *net.OpError
-			if errors.As(err, &op) {
-				err = op.Err
-			}
-			return nil, fmt.Errorf("cannot listen: %w", err)
-		}
-		listeners = append(listeners, l)
-	}
-	if len(listeners) == 0 {
-		return nil, errors.New("this node has no address in the node port networks")
-	}
-	return listeners, nil
-}
-
-// addressesIn returns this node's addresses in the given networks.
-func addressesIn(networks []netip.Prefix) (hosts []string) {
-	addrs, _ := kernel.LocalAddrs() // none on error
-	for _, a := range addrs {
-		if !a.IsLinkLocalUnicast() && kernel.ContainsAddr(networks, a) {
-			hosts = append(hosts, a.String())
-		}
-	}
-	return hosts
 }
 
 // HealthHandler returns the handler that is open to all clients of the node.
