@@ -67,7 +67,7 @@ func (p *Proxy) noteProblems() {
 		}
 	}
 	for id, old := range before {
-		if now[id] != nil {
+		if now[id] != nil || p.services[id.ServiceName()][id] == nil { // the service port was removed
 			continue
 		}
 		if p.OnProblem != nil {

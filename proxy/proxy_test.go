@@ -162,6 +162,13 @@ var _ = Describe("a Proxy", func() {
 		Expect(answer(dial("b"))).To(Equal("b"))
 	})
 
+	It("does not report the problem of a removed Service as solved", func() {
+		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a")), service("b", "10.96.0.1", backend("b"))})
+		p.Apply([]config.Service{gone("b")})
+		Expect(problems).To(HaveLen(1))
+		Expect(p.Stats().Problems).To(BeEmpty())
+	})
+
 	It("gives a released VIP to the first by ID of those that claim it", func() {
 		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a"))})
 		names := []string{"g", "c", "f", "b", "e", "d"}
