@@ -315,9 +315,7 @@ func (s *Source) lookAtNode() {
 		switch {
 		case ok:
 			now = nodeOf(object.(*corev1.Node))
-			s.mu.Lock()
-			now.ServiceCIDRs = s.cidrs
-			s.mu.Unlock()
+			now.ServiceCIDRs = s.knownCIDRs()
 		case before != nil:
 			now = *before // the last known state, but load balancers must not use the node
 			now.Leaving = true

@@ -23,6 +23,9 @@ func (s *Source) followCIDRs(ctx context.Context) {
 	logged := false
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		err := s.watchCIDRs(ctx)
+		if apierrors.IsForbidden(err) && s.knownCIDRs() != nil { // an API server may answer so while it starts: they stay
+			return
+		}
 		if err != nil && !logged {
 			s.options.Log.WithError(err).Info("Service CIDRs unknown; packets to their unused addresses are not rejected")
 			logged = true
@@ -57,6 +60,12 @@ func (s *Source) setCIDRs(cidrs []netip.Prefix) {
 	s.cidrs = cidrs
 	s.mu.Unlock()
 	s.markNode()
+}
+
+func (s *Source) knownCIDRs() []netip.Prefix {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cidrs
 }
 
 // cidrsOf returns the networks of ServiceCIDRs.

@@ -103,6 +103,37 @@ var _ = Describe("ServiceCIDRs", func() {
 		become()
 	})
 
+	It("stay known if the API server, like one that starts, does not allow to watch them", func() {
+		nodeObjects, cidrObjects := fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource()
+		nodeObjects.Add(&corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}})
+		cidrObjects.Add(cidr("kubernetes", "10.96.0.0/16"))
+		objects := func(w http.ResponseWriter, r *http.Request) bool {
+			switch filepath.Base(r.URL.Path) {
+			case "nodes":
+				return serve(w, r, nodeObjects, &corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}})
+			case "servicecidrs":
+				return serve(w, r, cidrObjects, &networkingv1.ServiceCIDRList{TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDRList"}})
+			}
+			return false
+		}
+		server := newFakeServer()
+		server.become(objects)
+		nodes := make(chan config.Node, 100)
+		follow(server.kubeconfig(nil), func(o *Options) { o.OnNode = func(n config.Node) { nodes <- n } })
+		Eventually(nodes).WithTimeout(patience).Should(Receive(HaveField("ServiceCIDRs", Equal(prefixes("10.96.0.0/16")))))
+
+		asked := make(chan struct{}, 100)
+		server.become(func(w http.ResponseWriter, r *http.Request) bool {
+			if filepath.Base(r.URL.Path) != "servicecidrs" {
+				return objects(w, r)
+			}
+			asked <- struct{}{}
+			return refuses(http.StatusForbidden, func(*http.Request) bool { return true })(w, r)
+		})
+		Eventually(asked).WithTimeout(patience).Should(Receive())
+		Consistently(nodes).WithTimeout(2 * time.Second).ShouldNot(Receive())
+	})
+
 	DescribeTable("are unknown, and nothing fails, if the API server rejects the requests",
 		func(code int) {
 			server := newFakeServer()
