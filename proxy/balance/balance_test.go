@@ -465,22 +465,40 @@ var _ = Describe("an endpoint that is listed again while it has connections", fu
 	})
 })
 
-var _ = Describe("More than 1,024 endpoints that are all in quarantine", func() {
-	It("are not each looked at for every choice, but again after a microsecond for each", func() {
-		var pool balance.Pool
-		list := make([]config.Endpoint, 2000)
-		for i := range list {
-			list[i] = config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true}
+var _ = Describe("More than 1,024 endpoints", func() {
+	list := make([]config.Endpoint, 10_000)
+	for i := range list {
+		list[i] = config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true}
+	}
+	var pool *balance.Pool
+	pick := func(after time.Duration, tried ...netip.AddrPort) balance.Choice {
+		GinkgoHelper()
+		c, ok := pool.Cluster.Pick(balance.Request{Now: start.Add(after), Tried: tried})
+		Expect(ok).To(BeTrue())
+		return c
+	}
+	BeforeEach(func() { pool = new(balance.Pool) })
+
+	It("are not each looked at for every choice if few are usable, but again after a microsecond for each", func() {
+		pool.Update(port(list), start)
+		for i, e := range pool.All {
+			if i != 3000 && i != 7000 {
+				fail(e, start, start, quarantine)
+			}
 		}
+		Expect(pick(0).Endpoint).To(BeIdenticalTo(pool.All[3000]))
+		Expect(pick(9*time.Millisecond).Endpoint).To(BeIdenticalTo(pool.All[3000]), "without another look at thousands")
+		Expect(pick(9*time.Millisecond, list[3000].Addr).Endpoint).To(BeIdenticalTo(pool.All[7000]))
+		Expect(pick(20 * time.Millisecond).Endpoint).To(BeIdenticalTo(pool.All[3000]))
+		fail(pool.All[3000], start, start.Add(20*time.Millisecond), quarantine)
+		Expect(pick(21 * time.Millisecond).Endpoint).To(BeIdenticalTo(pool.All[7000]))
+	})
+
+	It("are not each looked at for every choice if all are in quarantine, but again after a microsecond for each", func() {
+		list := list[:2000]
 		pool.Update(port(list), start)
 		for _, e := range pool.All {
 			fail(e, start, start, quarantine)
-		}
-		pick := func(after time.Duration, tried ...netip.AddrPort) balance.Choice {
-			GinkgoHelper()
-			c, ok := pool.Cluster.Pick(balance.Request{Now: start.Add(after), Tried: tried})
-			Expect(ok).To(BeTrue())
-			return c
 		}
 		Expect(pick(0).Reason).To(Equal(balance.LastResort))
 		connected(pool.All[1000], start.Add(time.Millisecond))

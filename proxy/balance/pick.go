@@ -77,15 +77,15 @@ func (c Choice) Full() bool { return c.Reason == mustWait }
 type Set struct {
 	pool      *Pool
 	endpoints []*Endpoint
-	order     order         // nil for the order of endpoints
-	cursor    atomic.Uint32 // the next turn
-	slow      *slowStart    // nil without new endpoints
-	sorted    bool          // by address, as lists from the sources of Services are
-	limited   bool          // skip full endpoints, for which clients wait
-	reason    Reason        // of choices by order
-	group     int           // index in Pool.queues; the same for all Sets that have the same endpoints
-	timeout   time.Duration // see QueueTimeout
-	allDown   atomic.Int64  // until this Unix time in ns, choices assume that all endpoints are in quarantine, and do not look at each
+	order     order                // nil for the order of endpoints
+	cursor    atomic.Uint32        // the next turn
+	slow      *slowStart           // nil without new endpoints
+	sorted    bool                 // by address, as lists from the sources of Services are
+	limited   bool                 // skip full endpoints, for which clients wait
+	reason    Reason               // of choices by order
+	group     int                  // index in Pool.queues; the same for all Sets that have the same endpoints
+	timeout   time.Duration        // see QueueTimeout
+	lastScan  atomic.Pointer[scan] // nil before the first
 }
 
 // Len returns the number of endpoints.
@@ -217,9 +217,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	rest := int64(n) * int64(restPerEndpoint)
-	if left := s.allDown.Load() - l.Now.UnixNano(); l.claim && left > 0 && left <= rest { // unless the clock was set back
-		if c, skipped, ok := s.lastResort(l, f.fallback); ok {
+	if last := s.lastScan.Load(); last != nil {
+		if c, skipped, ok := s.afterScan(last, l, f.fallback); ok {
 			return c, skipped, true
 		}
 	}
@@ -227,12 +226,20 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	first := l.turn % n
 	for i := range n {
 		if f.take(s, s.endpoints[(first+i)%n], &l, looks+i) { // first and i are less than n: no overflow
-			return s.reasoned(f.Choice, l.Tried), looks + i, true
+			c := s.reasoned(f.Choice, l.Tried)
+			if i >= maxScanned && l.claim {
+				s.lastScan.Store(&scan{c, l.Now})
+			}
+			return c, looks + i, true
 		}
 	}
 	if f.filtered {
 		l.ignoreSlowStart = true
-		return s.pick(l)
+		c, skipped, ok := s.pick(l)
+		if ok && n > maxScanned && l.claim {
+			s.lastScan.Store(&scan{c, l.Now})
+		}
+		return c, skipped, ok
 	}
 	if f.healthyFull || f.fallback == nil {
 		if f.full {
@@ -244,15 +251,41 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	if f.Skipped == 1 {
 		reason = OnlyOne
 	}
-	if n > maxScanned && !f.full && l.claim && len(l.Tried) == 0 {
-		s.allDown.Store(l.Now.UnixNano() + rest)
+	if n > maxScanned && l.claim && !slices.ContainsFunc(l.Tried, func(a netip.AddrPort) bool {
+		e := s.Find(a)
+		return e != nil && e.available(l.Now, false) != Down
+	}) {
+		s.lastScan.Store(&scan{at: l.Now})
 	}
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }
 
-// If a Set has more than maxScanned endpoints and all are in quarantine, choices stop looking at all of them for a
-// while: restPerEndpoint, multiplied by their number. An event loop needs about 50 ns to look at one endpoint.
+// scan is the result of a choice that looked at more than maxScanned endpoints.
+type scan struct {
+	Choice // without an Endpoint if all are in quarantine
+	at     time.Time
+}
+
+// After a scan, choices use its result for restPerEndpoint, multiplied by the number of endpoints, before they look at
+// all endpoints again. An event loop needs 50 to 200 ns to look at one of many endpoints.
 const restPerEndpoint = time.Microsecond
+
+// afterScan chooses the endpoint of the last scan or, if all were in quarantine, calls lastResort with first. ok is
+// false if the last scan is too old, or its endpoint is not usable.
+func (s *Set) afterScan(last *scan, l look, first *Endpoint) (c Choice, skipped uint32, ok bool) {
+	age := l.Now.Sub(last.at)
+	switch {
+	case age < 0 || age >= time.Duration(len(s.endpoints))*restPerEndpoint: // below 0 if the clock was set back
+		return c, 0, false
+	case last.Endpoint == nil:
+		return s.lastResort(l, first)
+	}
+	f := pickResult{Choice: Choice{Skipped: last.Skipped}}
+	if l.ignoreSlowStart = true; !f.take(s, last.Endpoint, &l, 0) {
+		return c, 0, false
+	}
+	return s.reasoned(f.Choice, l.Tried), 0, true
+}
 
 // lastResort chooses from a Set whose endpoints are all in quarantine. The parameter first is the scheduler's first
 // choice, or nil. lastResort returns it unless it was tried or is full. Otherwise it returns the next endpoint in
