@@ -96,6 +96,7 @@ func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 			p.remove(check, target{f, state})
 		}
 	}
+	p.dropUnwanted(f.ID().Namespace)
 	for _, e := range after.All {
 		if check, checked := was[e.State]; checked && is[e.State] != check {
 			e.Report(balance.Report{Kind: balance.CheckOff, Now: time.Now()}, balance.Policy{})
@@ -145,6 +146,23 @@ func (p *Prober) remove(pr probe, t target) {
 		j.timer = nil
 		delete(p.jobs, pr)
 	}
+}
+
+// dropUnwanted removes the due checks of a namespace that have no targets, except the first one, which begin removes.
+func (p *Prober) dropUnwanted(namespace string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ns := p.checks.namespaces[namespace]
+	if ns == nil || len(ns.due) == 0 {
+		return
+	}
+	ns.due = ns.due[:1+len(slices.DeleteFunc(ns.due[1:], func(j *job) bool {
+		if len(j.targets) > 0 {
+			return false
+		}
+		delete(p.jobs, j.probe)
+		return true
+	}))]
 }
 
 // schedule makes j due after wait. The caller holds mu.

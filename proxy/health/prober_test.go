@@ -231,6 +231,20 @@ func TestRechecks(t *testing.T) {
 		g.Expect(n.prober.Jobs()).To(BeZero())
 	})
 
+	probing(t, "take no memory once they are not wanted, even while they wait for others", func(g Gomega, n *network) {
+		n.silent = true
+		s := n.service("a", 0, 1000)
+		for i := range 50 {
+			how := checked(time.Second)
+			how.Timeout = 2*time.Minute - time.Duration(i)*time.Millisecond
+			s.check(how)
+			pass(2 * time.Second) // all are due, and the first ones occupy the namespace for two minutes
+		}
+		g.Expect(n.prober.Jobs()).To(BeNumerically("<", 2000))
+		s.check(config.Probe{})
+		g.Expect(n.prober.Jobs()).To(BeNumerically("<=", 17), "those in progress, and the next one")
+	})
+
 	probing(t, "count for an endpoint that failed while they were in progress", func(g Gomega, n *network) {
 		n.silent = true
 		n.service("a", 1, 2).fail(time.Second)
