@@ -62,7 +62,7 @@ func (p *Proxy) noteProblems() {
 		if p.OnProblem != nil {
 			p.OnProblem(id, problem)
 		}
-		if !summarized(problem) {
+		if !summarized(problem) && p.words.Allow(id.Namespace, time.Now()) {
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": problem.Reason}).WithError(problem.Err).Error("Service port is not served as configured")
 		}
 	}
@@ -73,7 +73,7 @@ func (p *Proxy) noteProblems() {
 		if p.OnProblem != nil {
 			p.OnProblem(id, nil)
 		}
-		if !summarized(old) {
+		if !summarized(old) && p.words.Allow(id.Namespace, time.Now()) {
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port resolved")
 		}
 	}

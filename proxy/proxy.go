@@ -66,8 +66,9 @@ type Proxy struct {
 	listening      map[portal.Target]bool        // protocols and ports of the front ends' listeners; nil until isFrontEnd needs it
 	released       bool                          // a front end has released a target since the last markFailed
 	problems       map[config.PortID]*Problem
-	leftOut        int // number of service ports that exceeded the open-files limit at the last report
-	noPort         int // the same for the limit of local ports
+	words          config.Words // limits messages about problems
+	leftOut        int          // number of service ports that exceeded the open-files limit at the last report
+	noPort         int          // the same for the limit of local ports
 	// pendingAffinities holds the affinities of service ports that do not exist yet: see Inherit.
 	pendingAffinities map[config.PortID][]affinity.Entry
 	predecessor       *net.UnixConn // until InheritRest; nil if no predecessor hands connections over
@@ -101,6 +102,9 @@ func New(o Options) *Proxy {
 		refused:     map[portal.Target]error{},
 
 		healthChecks: map[types.NamespacedName]uint16{},
+	}
+	p.words.LeftOut = func(namespace string, n int) {
+		p.Log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn("Messages suppressed for objects of a namespace: too many; 'usher get services' shows current problems")
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.prober = health.New(node, p.DirectDial)

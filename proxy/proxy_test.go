@@ -8,12 +8,14 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
@@ -167,6 +169,21 @@ var _ = Describe("a Proxy", func() {
 		p.Apply([]config.Service{gone("b")})
 		Expect(problems).To(HaveLen(1))
 		Expect(p.Stats().Problems).To(BeEmpty())
+	})
+
+	It("logs at most 200 problems of a namespace at once", func() {
+		logged := new(strings.Builder)
+		p.Log.(*logrus.Logger).SetOutput(logged)
+		p.Apply([]config.Service{service("a", "10.96.0.1")})
+		crowd := gone("b")
+		for i := range 1000 {
+			port := service("b", "10.96.0.1").Ports[0]
+			port.ID.Port = fmt.Sprint(i)
+			crowd.Ports = append(crowd.Ports, port)
+		}
+		p.Apply([]config.Service{crowd})
+		Expect(problems).To(HaveLen(1000))
+		Expect(strings.Count(logged.String(), "\n")).To(Equal(200))
 	})
 
 	It("gives a released VIP to the first by ID of those that claim it", func() {
