@@ -129,36 +129,29 @@ func udpSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
 	}
 
-	It("reaches all endpoints in rotation, from Pods, the node and outside", func() {
+	It("reaches all endpoints in rotation, from Pods, the node and outside, with datagrams of every size over IPv4 and IPv6", func() {
 		for n := 1; n <= 3; n++ {
 			dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(n)))
 		}
-		start()
+		six := service{name: "six", clusterIP: "fd00:10:96::10", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod6(1))}}
+		six.write(dir)
+		u := start("--drain-timeout=5m")
 		for _, client := range []*lab.Dialer{pod, node, outside} {
 			seen := map[netip.AddrPort]int{}
 			for range 9 {
 				seen[askAnew(client, dns.vip())]++
 			}
 			Expect(seen).To(Equal(map[netip.AddrPort]int{dns.endpoints[0]: 3, dns.endpoints[1]: 3, dns.endpoints[2]: 3}))
+			Expect(askWho(client, "", six.vip())).To(Equal(six.endpoints[0]))
+			expectEverySize(client, six.vip())
 		}
-	})
-
-	It("serves IPv6", func() {
-		dns.clusterIP = "fd00:10:96::10"
-		dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod6(1)))
-		start()
-		for _, client := range []*lab.Dialer{pod, node, outside} {
-			Expect(askWho(client, "", dns.vip())).To(Equal(dns.endpoints[0]))
-			expectEverySize(client, dns.vip())
-		}
-	})
-
-	It("passes datagrams of every size unchanged", func() {
-		dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(1)))
-		start()
 		for _, client := range []*lab.Dialer{pod, node} {
 			expectEverySize(client, dns.vip())
 		}
+
+		By("ending its sessions when usher stops")
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically(">", 0))
+		u.stop()
 	})
 
 	It("replies from the address that the client sent to, on a node with several", func() {
@@ -185,9 +178,17 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("retries on the next endpoint within 200 ms if one refuses", func() {
+	It("retries on the next endpoint if one refuses or its host does not respond, and refuses clients while there is none", func() {
 		good := startEcho(l.Pods, lab.Pod(1))
 		dns.endpoints = []netip.AddrPort{dead(2), dead(3), good}
+		at := func(name, clusterIP string, endpoints ...netip.AddrPort) *service {
+			s := &service{name: name, clusterIP: clusterIP, port: 53, protocol: "UDP", endpoints: endpoints}
+			s.write(dir)
+			return s
+		}
+		vanished := at("vanished", "10.96.0.11", netip.MustParseAddrPort("10.244.0.98:5300"), good) // no host has this address
+		refusing := at("refusing", "10.96.0.12", dead(4), dead(5))
+		empty := at("empty", "10.96.0.13")
 		u := start("--trace")
 		var took []time.Duration
 		for range 50 {
@@ -200,51 +201,41 @@ func udpSpecs(portal string) {
 		Expect(took[len(took)/2]).To(BeNumerically("<", 200*time.Millisecond), "two of three clients get a refusing endpoint first")
 		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.1[23]:5300 .*connection refused after`))
 		Eventually(u.Out).Should(gbytes.Say(`attempt \d → 10\.244\.0\.11:5300 .*answered in`))
-	})
 
-	It("retries on the next endpoint when the kernel reports that the first one's host does not respond", func() {
-		vanished := netip.AddrPortFrom(netip.MustParseAddr("10.244.0.98"), 5300) // no host has this address
-		good := startEcho(l.Pods, lab.Pod(1))
-		dns.endpoints = []netip.AddrPort{vanished, good}
-		u := start("--trace")
+		By("retrying when the kernel reports that the first endpoint's host does not respond")
 		for range 2 {
-			c, err := pod.DialUDP("", dns.vip())
+			c, err := pod.DialUDP("", vanished.vip())
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(c.Close)
 			Expect(exchange(c, []byte(who), 30*time.Second)).To(BeEquivalentTo(good.String()), "the only datagram is sent again")
 		}
 		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.98:5300 .*no route to host after`))
-	})
 
-	It("sends no reply when all endpoints refuse, and serves the client once one answers", func() {
-		dns.endpoints = []netip.AddrPort{dead(2), dead(3)}
-		u := start("--trace")
-		c, err := pod.DialUDP("", dns.vip())
+		By("sending no reply when all endpoints refuse")
+		c, err := pod.DialUDP("", refusing.vip())
 		Expect(err).NotTo(HaveOccurred())
 		Expect(exchange(c, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded))
 		Eventually(u.Out).Should(gbytes.Say(`closed after .*: attempts-failed`))
 
 		By("serving the same client as soon as one answers")
-		dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(1)))
-		dns.write(dir)
+		refusing.endpoints = append(refusing.endpoints, startEcho(l.Pods, lab.Pod(6)))
+		refusing.write(dir)
 		Eventually(func() (string, error) {
 			answer, err := exchange(c, []byte(who), 300*time.Millisecond)
 			return string(answer), err
-		}).WithTimeout(30 * time.Second).Should(Equal(dns.endpoints[2].String()))
-	})
+		}).WithTimeout(30 * time.Second).Should(Equal(refusing.endpoints[2].String()))
 
-	It("refuses clients while there are no endpoints", func() {
-		u := start()
+		By("refusing clients while there are no endpoints")
 		ask := func(timeout time.Duration) error {
-			c, err := pod.DialUDP("", dns.vip())
+			c, err := pod.DialUDP("", empty.vip())
 			Expect(err).NotTo(HaveOccurred())
 			defer c.Close()
 			_, err = exchange(c, []byte(who), timeout)
 			return err
 		}
 		Expect(ask(2 * time.Second)).To(refused)
-		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
-		dns.write(u.manifests)
+		empty.endpoints = []netip.AddrPort{good}
+		empty.write(dir)
 		// The node does not send an ICMP error for each datagram.
 		Eventually(func() error { return ask(100 * time.Millisecond) }).WithTimeout(30 * time.Second).Should(Succeed())
 	})
@@ -291,21 +282,33 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("keeps a client's endpoint with ClientIP affinity", func() {
+	It("keeps a client's endpoint with ClientIP affinity, and enforces source ranges", func() {
 		dns.spec = "  sessionAffinity: ClientIP\n"
 		for n := 1; n <= 3; n++ {
 			dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(n)))
 		}
-		start()
+		limited := service{name: "limited", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", portFields: ", nodePort: 30053", endpoints: dns.endpoints[:1],
+			spec: "  type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"}
+		limited.write(dir)
+		u := start("--trace")
 		first, err := askWho(pod, "", dns.vip())
 		Expect(err).NotTo(HaveOccurred())
 		for range 10 {
 			Expect(askWho(pod, "", dns.vip())).To(Equal(first))
 		}
 		Expect(askWho(pod, lab.Pod(50).String(), dns.vip())).NotTo(Equal(first))
-		dns.endpoints = slices.DeleteFunc(dns.endpoints, func(e netip.AddrPort) bool { return e == first })
+		dns.endpoints = slices.DeleteFunc(slices.Clone(dns.endpoints), func(e netip.AddrPort) bool { return e == first })
 		dns.write(dir)
 		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).ShouldNot(Equal(first))
+
+		By("enforcing source ranges")
+		Expect(askWho(outside, "", "203.0.113.10:53")).To(Equal(limited.endpoints[0]))
+		c, err := pod.DialUDP("", "203.0.113.10:53")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(exchange(c, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded))
+		if strings.HasPrefix(portal, "address") { // with other portals the kernel checks sources
+			Eventually(u.Out).Should(gbytes.Say("closed after .*: source-denied"))
+		}
 	})
 
 	It("ends idle sessions after the timeout of the flag or the Service's annotation", func() {
@@ -370,20 +373,6 @@ func udpSpecs(portal string) {
 		Expect(sessions()).To(Equal(before), "each quiet client still has its session")
 	})
 
-	It("enforces a Service's source ranges", func() {
-		dns.portFields = ", nodePort: 30053"
-		dns.spec = "  type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"
-		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
-		u := start("--trace")
-		Expect(askWho(outside, "", "203.0.113.10:53")).To(Equal(dns.endpoints[0]))
-		c, err := pod.DialUDP("", "203.0.113.10:53")
-		Expect(err).NotTo(HaveOccurred())
-		Expect(exchange(c, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded))
-		if strings.HasPrefix(portal, "address") { // with other portals the kernel checks sources
-			Eventually(u.Out).Should(gbytes.Say("closed after .*: source-denied"))
-		}
-	})
-
 	It("answers each query to a real DNS server, at the latest at the first retry, while endpoints change and one is dead", func() {
 		missing("dnsmasq")
 		missing("dig")
@@ -442,14 +431,6 @@ func udpSpecs(portal string) {
 		AddReportEntry("retried", retried.Load())
 		Expect(unanswered.Load()).To(BeZero(), "of %d", clients*each)
 		Expect(retried.Load()).To(BeNumerically("<=", clients*each/500), "of %d", clients*each)
-	})
-
-	It("ends its sessions when usher stops", func() {
-		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
-		u := start("--trace", "--drain-timeout=30s")
-		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]))
-		u.Terminate()
-		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 	})
 }
 
