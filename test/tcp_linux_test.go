@@ -57,10 +57,12 @@ func tcpSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
 	}
 
-	It("reaches all endpoints in rotation, from Pods and from the node", lab.Smoke, func() {
+	It("reaches all endpoints in rotation, from Pods and from the node, over IPv4 and IPv6", lab.Smoke, func() {
 		for n := 1; n <= 3; n++ {
 			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
 		}
+		six := service{name: "six", clusterIP: "fd00:10:96::10", port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod6(1), 8080).addr}}
+		six.write(dir)
 		start(longDials)
 		for _, client := range []*lab.Dialer{pod, node} {
 			seen := map[netip.AddrPort]int{}
@@ -70,6 +72,7 @@ func tcpSpecs(portal string) {
 				seen[endpoint]++
 			}
 			Expect(seen).To(Equal(map[netip.AddrPort]int{web.endpoints[0]: 3, web.endpoints[1]: 3, web.endpoints[2]: 3}))
+			Expect(ask(client, six.vip())).To(Equal(six.endpoints[0]))
 		}
 	})
 
@@ -139,15 +142,6 @@ func tcpSpecs(portal string) {
 		}).WithTimeout(30 * time.Second).Should(And(ContainSubstring("10.96.0.22"), Not(ContainSubstring("10.96.0.10"))))
 	})
 
-	It("serves IPv6", func() {
-		web.clusterIP = "fd00:10:96::10"
-		web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod6(1), 8080).addr)
-		start()
-		for _, client := range []*lab.Dialer{pod, node} {
-			Expect(ask(client, web.vip())).To(Equal(web.endpoints[0]))
-		}
-	})
-
 	It("loses no connection to a refusing and an unresponsive endpoint, which soon add no latency", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		takes := func(s service) time.Duration {
@@ -211,17 +205,10 @@ func tcpSpecs(portal string) {
 		Expect(time.Since(began)).To(BeNumerically(">=", 2*time.Second), "the next attempts are at 3.75 and 7.75 s")
 	})
 
-	It("resets the client when every attempt failed", func() {
-		web.endpoints = []netip.AddrPort{address(1, 8080)}
+	It("refuses clients at once without endpoints until one is added, and resets the client when every attempt failed", func() {
+		failing := service{name: "failing", clusterIP: "10.96.0.11", port: 80, endpoints: []netip.AddrPort{address(2, 8080)}}
+		failing.write(dir)
 		u := start("--trace", "--dial-timeouts=50ms,50ms")
-		Expect(ask(pod, web.vip())).Error().To(reset)
-		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.11:8080 \(only one left\): connection refused after`))
-		Eventually(u.Out).Should(gbytes.Say(`attempt 3 → .*connection refused`))
-		Eventually(u.Out).Should(gbytes.Say(`closed after .*: attempts-failed`))
-	})
-
-	It("refuses clients at once without endpoints, and serves them once one is added", func() {
-		u := start()
 		for _, client := range []*lab.Dialer{pod, node} {
 			quickest := time.Hour
 			for range 3 {
@@ -239,6 +226,12 @@ func tcpSpecs(portal string) {
 		web.endpoints = nil
 		web.write(u.manifests)
 		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(30 * time.Second).Should(refused)
+
+		By("resetting the client when every attempt failed")
+		Expect(ask(pod, failing.vip())).Error().To(reset)
+		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(only one left\): connection refused after`))
+		Eventually(u.Out).Should(gbytes.Say(`attempt 3 → .*connection refused`))
+		Eventually(u.Out).Should(gbytes.Say(`closed after .*: attempts-failed`))
 	})
 
 	It("carries half-close both ways, byte for byte, through thousands of connections, 200 at a time", func() {
@@ -298,63 +291,54 @@ func tcpSpecs(portal string) {
 		Expect(failed.Load()).To(BeZero())
 	})
 
-	Describe("with ClientIP affinity", func() {
-		BeforeEach(func() {
-			web.spec = "  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 600}}\n"
-			for n := 1; n <= 3; n++ {
-				web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
-			}
-		})
+	It("keeps a client's endpoint with ClientIP affinity, until timeoutSeconds after its last new connection or the endpoint's end", func() {
+		web.spec = "  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 600}}\n"
+		for n := 1; n <= 3; n++ {
+			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
+		}
+		short := web
+		short.name, short.clusterIP, short.spec = "short", "10.96.0.11", strings.Replace(web.spec, "600", "2", 1)
+		short.write(dir)
+		u := start()
+		first, err := ask(pod, web.vip())
+		Expect(err).NotTo(HaveOccurred())
+		for range 10 {
+			Expect(ask(pod, web.vip())).To(Equal(first))
+		}
+		Expect(ask(node, web.vip())).NotTo(Equal(first))
+		Expect(askFrom(pod, lab.Pod(50).String(), web.vip())).NotTo(Equal(first))
 
-		It("gives a client the same endpoint each time, and other clients other endpoints", func() {
-			start()
-			first, err := ask(pod, web.vip())
-			Expect(err).NotTo(HaveOccurred())
-			for range 10 {
-				Expect(ask(pod, web.vip())).To(Equal(first))
-			}
-			Expect(ask(node, web.vip())).NotTo(Equal(first))
-			Expect(askFrom(pod, lab.Pod(50).String(), web.vip())).NotTo(Equal(first))
-		})
+		By("forgetting a removed endpoint")
+		web.endpoints = slices.DeleteFunc(slices.Clone(web.endpoints), func(e netip.AddrPort) bool { return e == first })
+		web.write(u.manifests)
+		Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(30 * time.Second).ShouldNot(Equal(first))
 
-		It("forgets a client timeoutSeconds after its last new connection", func() {
-			web.spec = strings.Replace(web.spec, "600", "2", 1)
-			start()
-			asked := time.Now()
-			first, err := ask(pod, web.vip())
-			Expect(err).NotTo(HaveOccurred())
-			for range 3 { // each new connection restarts the 2 s
-				time.Sleep(1300 * time.Millisecond)
-				before := asked
-				asked = time.Now()
-				next, err := ask(pod, web.vip())
-				Expect(err).NotTo(HaveOccurred())
-				if time.Since(before) < 2*time.Second { // unless this machine was busy
-					Expect(next).To(Equal(first))
-				}
-				first = next
-			}
-			time.Sleep(2100 * time.Millisecond)
-			Expect(ask(pod, web.vip())).NotTo(Equal(first))
-		})
+		By("replacing all endpoints but one by dead ones")
+		second, err := ask(pod, web.vip())
+		Expect(err).NotTo(HaveOccurred())
+		web.endpoints = []netip.AddrPort{address(60, 1), second, address(61, 1)}
+		web.write(u.manifests)
+		for range 10 {
+			Expect(ask(pod, web.vip())).To(Equal(second))
+		}
 
-		It("forgets a removed endpoint, and does not select dead ones", func() {
-			u := start()
-			first, err := ask(pod, web.vip())
+		By("forgetting a client 2 s after its last new connection")
+		asked := time.Now()
+		first, err = ask(pod, short.vip())
+		Expect(err).NotTo(HaveOccurred())
+		for range 3 { // each new connection restarts the 2 s
+			time.Sleep(1300 * time.Millisecond)
+			before := asked
+			asked = time.Now()
+			next, err := ask(pod, short.vip())
 			Expect(err).NotTo(HaveOccurred())
-			web.endpoints = slices.DeleteFunc(web.endpoints, func(e netip.AddrPort) bool { return e == first })
-			web.write(u.manifests)
-			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(30 * time.Second).ShouldNot(Equal(first))
-
-			By("replacing all endpoints but one by dead ones")
-			second, err := ask(pod, web.vip())
-			Expect(err).NotTo(HaveOccurred())
-			web.endpoints = []netip.AddrPort{address(60, 1), second, address(61, 1)}
-			web.write(u.manifests)
-			for range 10 {
-				Expect(ask(pod, web.vip())).To(Equal(second))
+			if time.Since(before) < 2*time.Second { // unless this machine was busy
+				Expect(next).To(Equal(first))
 			}
-		})
+			first = next
+		}
+		time.Sleep(2100 * time.Millisecond)
+		Expect(ask(pod, short.vip())).NotTo(Equal(first))
 	})
 
 	It("fails and resets no connection while endpoints change ten times a second", func() {
@@ -421,16 +405,17 @@ func tcpSpecs(portal string) {
 		Expect(used).To(HaveLen(len(backends)), "all endpoints were used")
 	})
 
-	It("refuses no client while a port is renamed repeatedly", func() {
+	It("refuses no client while a port is renamed repeatedly, and serves a renamed Service without an error", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		u := start()
 		stop := make(chan struct{})
 		var clients sync.WaitGroup
 		var asked atomic.Int64
-		defer func() {
+		end := sync.OnceFunc(func() {
 			close(stop)
 			clients.Wait()
-		}()
+		})
+		defer end()
 		for range 8 {
 			clients.Go(func() {
 				defer GinkgoRecover()
@@ -453,12 +438,9 @@ func tcpSpecs(portal string) {
 			before := asked.Load()
 			Eventually(asked.Load).WithTimeout(30*time.Second).Should(BeNumerically(">", before+20), "clients after the change")
 		}
-	})
+		end()
 
-	It("serves a renamed Service without an error", func() {
-		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
-		u := start()
-		Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
+		By("renaming the Service")
 		for i := range 4 {
 			renamed := web
 			renamed.name = []string{"shop", "web"}[i%2]
