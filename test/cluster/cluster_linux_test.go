@@ -103,13 +103,26 @@ func (c *cluster) createNamespace() {
 	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.namespace}}
 	Expect(c.api.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 	DeferCleanup(func() {
-		// Objects that the next spec must not see are deleted now. The namespace controller deletes the rest later.
-		now, all := metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}
-		Expect(c.deleteServices()).To(Succeed())
-		Expect(c.api.CoreV1().Pods(c.namespace).DeleteCollection(ctx, now, all)).To(Succeed())
-		Expect(c.api.DiscoveryV1().EndpointSlices(c.namespace).DeleteCollection(ctx, now, all)).To(Succeed())
+		c.clear()
 		Expect(c.api.CoreV1().Namespaces().Delete(ctx, c.namespace, metav1.DeleteOptions{})).To(Succeed())
 	})
+}
+
+// clear deletes the objects that the next spec must not see. When the namespace is deleted, its controller deletes the
+// rest later.
+func (c *cluster) clear() {
+	GinkgoHelper()
+	ctx, now, all := context.Background(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}
+	Expect(c.deleteServices()).To(Succeed())
+	Expect(c.api.CoreV1().Pods(c.namespace).DeleteCollection(ctx, now, all)).To(Succeed())
+	Expect(c.api.DiscoveryV1().EndpointSlices(c.namespace).DeleteCollection(ctx, now, all)).To(Succeed())
+}
+
+// forget is clear, for specs that share an usher process. It waits until that serves nothing of the namespace.
+func (c *cluster) forget() {
+	GinkgoHelper()
+	c.clear()
+	Eventually(getting(c.node, adminURL+"/api/v1/services")).WithTimeout(soon).ShouldNot(HaveField("Body", ContainSubstring(`"`+c.namespace+`"`)))
 }
 
 // service creates a Service: port "main", 80 → 8080, for the Pods with the label app=name. edit can change it.

@@ -28,14 +28,21 @@ func forNode(node, zone string) func(*discoveryv1.Endpoint) {
 	}
 }
 
-var _ = Describe("topology hints", func() {
+var _ = Describe("topology hints", Ordered, ContinueOnFailure, func() {
+	const moving = "moving" // usher's Node
 	var (
 		c       *cluster
 		svc     *corev1.Service
 		servers []*server
 	)
-	BeforeEach(func() {
+	BeforeAll(func() {
 		c = newCluster()
+		createNode(moving, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-a" })
+		DeferCleanup(deleteNode, moving)
+		c.usher("--node-name=" + moving)
+	})
+	BeforeEach(func() {
+		DeferCleanup(c.forget)
 		svc = c.service("web", noSelector)
 		servers = nil
 		for n := 1; n <= 3; n++ {
@@ -63,7 +70,6 @@ var _ = Describe("topology hints", func() {
 
 	It("select this zone's endpoints by forZones if all endpoints have hints, otherwise all endpoints", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b"))))
-		c.usher()
 		uses(1)
 		By("an endpoint without hints")
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b")), endpoint(lab.Pod(3))))
@@ -74,8 +80,7 @@ var _ = Describe("topology hints", func() {
 	})
 
 	It("select this node's endpoints by forNodes, or else its zone's by forZones", func() {
-		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forNode(here, "zone-a")), endpoint(lab.Pod(2), forNode(elsewhere, "zone-a"))))
-		c.usher()
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forNode(moving, "zone-a")), endpoint(lab.Pod(2), forNode(elsewhere, "zone-a"))))
 		uses(1)
 		By("no hint for this node, but for its zone")
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forNode("third", "zone-b")), endpoint(lab.Pod(2), forNode(elsewhere, "zone-a"))))
@@ -87,7 +92,6 @@ var _ = Describe("topology hints", func() {
 		near := c.startPod("app", 11, here)
 		c.startPod("app", 12, elsewhere)
 		svc = c.service("app", func(s *corev1.Service) { s.Spec.TrafficDistribution = &same })
-		c.usher()
 		Eventually(func() bool {
 			list := c.slices("app")
 			return len(list) == 2 && list[0].Hints != nil && list[1].Hints != nil
@@ -99,12 +103,9 @@ var _ = Describe("topology hints", func() {
 	})
 
 	It("are applied again when this node's zone changes", func() {
-		createNode("moving", func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-a" })
-		DeferCleanup(deleteNode, "moving")
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b"))))
-		c.usher("--node-name=moving")
 		uses(1)
-		updateNode("moving", func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-b" })
+		updateNode(moving, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-b" })
 		uses(2)
 	})
 })

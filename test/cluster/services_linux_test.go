@@ -20,23 +20,31 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("a Service", func() {
-	var c *cluster
-	BeforeEach(func() { c = newCluster() })
+var _ = Describe("a Service", Ordered, ContinueOnFailure, func() {
+	var (
+		c    *cluster
+		u    *usher
+		idle int // the number of usher's listeners without Services of these specs
+	)
+	BeforeAll(func() {
+		c = newCluster()
+		u = c.usher()
+		idle = u.listeners()
+	})
+	AfterEach(func() { c.forget() })
 
 	// notProxied checks that a Service opens no listener, once a later Service is served.
-	notProxied := func(u *usher, create func()) {
+	notProxied := func(create func()) {
 		GinkgoHelper()
-		before := u.listeners()
+		Eventually(u.listeners).WithTimeout(soon).Should(Equal(idle))
 		create()
 		svc := c.service("later")
 		pod := c.startPod("later", 20, here)
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
-		Expect(u.listeners()).To(Equal(before+1), "one more listener, for the later Service")
+		Expect(u.listeners()).To(Equal(idle+1), "one more listener, for the later Service")
 	}
 
 	It("named default/kubernetes is served, with the slice that the API server writes", func() {
-		c.usher()
 		for _, client := range []*lab.Dialer{c.pod, c.node} {
 			conn, err := client.Dial("", "10.96.0.1:443", soon)
 			Expect(err).NotTo(HaveOccurred())
@@ -49,14 +57,12 @@ var _ = Describe("a Service", func() {
 		one, two := c.startPod("web", 1, here), c.startPod("web", 2, elsewhere)
 		c.awaitReady("web", one)
 		c.awaitReady("web", two)
-		c.usher()
 		for _, client := range []*lab.Dialer{c.pod, c.node} {
 			seen := map[netip.AddrPort]int{}
-			Eventually(func() map[netip.AddrPort]int {
+			Eventually(func() (map[netip.AddrPort]int, error) {
 				endpoint, err := ask(client, vip(svc))
-				Expect(err).NotTo(HaveOccurred())
 				seen[endpoint]++
-				return seen
+				return seen, err
 			}).WithTimeout(soon).Should(And(HaveKey(one.addr), HaveKey(two.addr)))
 		}
 	})
@@ -66,7 +72,6 @@ var _ = Describe("a Service", func() {
 		host := serve(c.Node, netip.AddrPortFrom(netip.MustParseAddr(lab.NodeOut4), 8080))
 		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
 		c.write(c.slice("web", "a", endpoint(host.addr.Addr()), endpoint(lab.Pod(1))))
-		c.usher()
 		for _, from := range []string{"", lab.Pod(1).String()} {
 			seen := map[netip.AddrPort]bool{}
 			Eventually(func() (map[netip.AddrPort]bool, error) {
@@ -77,25 +82,8 @@ var _ = Describe("a Service", func() {
 		}
 	})
 
-	DescribeTable("does not affect unused addresses of the ServiceCIDR, where clients are rejected", func(args ...string) {
-		c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
-		svc := c.service("web")
-		pod := c.startPod("web", 1, here)
-		c.usher(args...)
-		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
-		Eventually(func() error {
-			conn, err := c.pod.Dial("", "10.96.200.200:80", 5*time.Second) // in mode address the second SYN may be the first that is answered
-			if err == nil {
-				conn.Close()
-			}
-			return err
-		}).WithTimeout(soon).Should(Or(refused, MatchError(syscall.EHOSTUNREACH), MatchError(syscall.EACCES)))
-	},
-		Entry("iptables", "--portal=iptables"), Entry("nftables", "--portal=nftables"),
-		Entry("address", "--portal=address", "--address-namespace=never"), Entry("address, in a network namespace", "--portal=address", "--address-namespace=always"))
-
 	It("of type ExternalName is not proxied", func() {
-		notProxied(c.usher(), func() {
+		notProxied(func() {
 			c.service("name", func(s *corev1.Service) {
 				s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
 			})
@@ -103,7 +91,7 @@ var _ = Describe("a Service", func() {
 	})
 
 	It("with clusterIP None (headless) is not proxied", func() {
-		notProxied(c.usher(), func() {
+		notProxied(func() {
 			c.service("headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 			c.startPod("headless", 21, here)
 			Eventually(func() int { return len(c.slices("headless")) }).WithTimeout(soon).Should(Equal(1))
@@ -113,7 +101,6 @@ var _ = Describe("a Service", func() {
 	It("that becomes ExternalName is no longer proxied", func() {
 		svc := c.service("web")
 		pod := c.startPod("web", 1, here)
-		c.usher()
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
 		c.update("web", func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.ExternalName, s.Spec.ClusterIP, s.Spec.ClusterIPs = corev1.ServiceTypeExternalName, "example.com", "", nil
@@ -122,32 +109,16 @@ var _ = Describe("a Service", func() {
 	})
 
 	Describe("with the label service.kubernetes.io/service-proxy-name", func() {
-		labelled := func(name string) func(*corev1.Service) {
-			return func(s *corev1.Service) {
-				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": name}
-			}
-		}
-
 		It("is not proxied", func() {
-			notProxied(c.usher(), func() {
+			notProxied(func() {
 				c.service("foreign", labelled("somebody"))
 				c.startPod("foreign", 21, here)
 			})
 		})
 
-		It("is proxied if the label has usher's configured name", func() {
-			ours, foreign := c.service("ours", labelled("usher.example")), c.service("foreign", labelled("somebody"))
-			pod := c.startPod("ours", 1, here)
-			c.startPod("foreign", 2, here)
-			c.usher("--service-proxy-name=usher.example")
-			Eventually(answers(c.pod, vip(ours))).WithTimeout(soon).Should(Equal(pod.addr))
-			Expect(failure(c.pod, vip(foreign))()).To(HaveOccurred())
-		})
-
 		It("is served again once the label is removed", func() {
 			svc := c.service("web")
 			pod := c.startPod("web", 1, here)
-			c.usher()
 			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
 			c.update("web", labelled("somebody"))
 			Eventually(failure(c.pod, vip(svc))).WithTimeout(soon).Should(HaveOccurred())
@@ -160,15 +131,13 @@ var _ = Describe("a Service", func() {
 		svc := c.service("web", noSelector)
 		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
 		c.write(c.slice("web", "by-hand", endpoint(lab.Pod(1))))
-		c.usher()
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(server.addr))
 	})
 
 	It("without a selector uses an Endpoints object, which the controller mirrors", func() {
-		svc := c.service("web", noSelector)
+		svc := c.service("mirrored", noSelector)
 		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
-		c.writeEndpoints("web", lab.Pod(1))
-		c.usher()
+		c.writeEndpoints("mirrored", lab.Pod(1))
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(server.addr))
 	})
 
@@ -187,7 +156,6 @@ var _ = Describe("a Service", func() {
 		http := serve(c.Pods, netip.AddrPortFrom(lab.Pod(2), 9090))
 		metrics := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 9153))
 		other2 := serve(c.Pods, netip.AddrPortFrom(lab.Pod(2), 9153))
-		c.usher()
 		for port, want := range map[int32][]netip.AddrPort{53: {pod.addr, other.addr}, 80: {pod.addr, http.addr}, 9153: {metrics.addr, other2.addr}} {
 			seen := map[netip.AddrPort]bool{}
 			Eventually(func() map[netip.AddrPort]bool {
@@ -204,7 +172,6 @@ var _ = Describe("a Service", func() {
 		svc := c.service("web", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
 		Expect(svc.Spec.ClusterIPs).To(HaveLen(2))
 		pod := c.startPod("web", 1, here)
-		c.usher()
 		for _, client := range []*lab.Dialer{c.pod, c.node} {
 			Eventually(answers(client, at(svc.Spec.ClusterIPs[0], 80))).WithTimeout(soon).Should(Equal(pod.addr))
 			Eventually(answers(client, at(svc.Spec.ClusterIPs[1], 80))).WithTimeout(soon).Should(Equal(pod.six.addr))
@@ -222,14 +189,12 @@ var _ = Describe("a Service", func() {
 	It("with only IPv6 is served", func() {
 		svc := c.service("web", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
 		pod := c.startPod("web", 1, here)
-		c.usher()
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.six.addr))
 	})
 
 	It("whose port changes 10 times is served on the last one, and open connections continue", func() {
 		svc := c.service("web")
 		pod := c.startPod("web", 1, here)
-		c.usher()
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
 		open, err := connect(c.pod, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
@@ -242,6 +207,71 @@ var _ = Describe("a Service", func() {
 			Eventually(failure(c.pod, vipOf(svc, port))).WithTimeout(soon).Should(HaveOccurred())
 		}
 		Expect(open.works()).To(Succeed())
+	})
+
+	It("whose selector changes uses the new Pods for new connections, and open ones continue", func() {
+		svc := c.service("web")
+		blue, green := c.startPod("web", 1, here), c.startPod("green", 2, here)
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(blue.addr))
+		open, err := connect(c.pod, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+		c.update("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "green"} })
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(green.addr))
+		Expect(open.works()).To(Succeed())
+	})
+
+	It("that is deleted and created again with its name is served at its new address", func() {
+		old := c.service("web")
+		pod := c.startPod("web", 1, here)
+		Eventually(answers(c.pod, vip(old))).WithTimeout(soon).Should(Equal(pod.addr))
+		for range 3 {
+			c.deleteService("web")
+			svc := c.service("web", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+			Eventually(failure(c.pod, vip(old))).WithTimeout(soon).Should(HaveOccurred())
+		}
+	})
+
+	It("that gets the cluster IP of one just deleted is served", func() {
+		old := c.service("web")
+		pod := c.startPod("web", 1, here)
+		Eventually(answers(c.pod, vip(old))).WithTimeout(soon).Should(Equal(pod.addr))
+		c.deleteService("web")
+		svc := c.service("other", func(s *corev1.Service) {
+			s.Spec.ClusterIP, s.Spec.Selector = old.Spec.ClusterIP, map[string]string{"app": "web"}
+		})
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+	})
+})
+
+var _ = Describe("a Service", func() {
+	var c *cluster
+	BeforeEach(func() { c = newCluster() })
+
+	DescribeTable("does not affect unused addresses of the ServiceCIDR, where clients are rejected", func(args ...string) {
+		c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+		svc := c.service("web")
+		pod := c.startPod("web", 1, here)
+		c.usher(args...)
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		Eventually(func() error {
+			conn, err := c.pod.Dial("", "10.96.200.200:80", 5*time.Second) // in mode address the second SYN may be the first that is answered
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		}).WithTimeout(soon).Should(Or(refused, MatchError(syscall.EHOSTUNREACH), MatchError(syscall.EACCES)))
+	},
+		Entry("iptables", "--portal=iptables"), Entry("nftables", "--portal=nftables"),
+		Entry("address", "--portal=address", "--address-namespace=never"), Entry("address, in a network namespace", "--portal=address", "--address-namespace=always"))
+
+	It("with the label service.kubernetes.io/service-proxy-name is proxied if that has usher's configured name", func() {
+		ours, foreign := c.service("ours", labelled("usher.example")), c.service("foreign", labelled("somebody"))
+		pod := c.startPod("ours", 1, here)
+		c.startPod("foreign", 2, here)
+		c.usher("--service-proxy-name=usher.example")
+		Eventually(answers(c.pod, vip(ours))).WithTimeout(soon).Should(Equal(pod.addr))
+		Expect(failure(c.pod, vip(foreign))()).To(HaveOccurred())
 	})
 
 	It("closes connections by its idle timeout and maximum age annotations", func() {
@@ -411,44 +441,14 @@ var _ = Describe("a Service", func() {
 			u.stop()
 		}
 	})
-
-	It("whose selector changes uses the new Pods for new connections, and open ones continue", func() {
-		svc := c.service("web")
-		blue, green := c.startPod("web", 1, here), c.startPod("green", 2, here)
-		c.usher()
-		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(blue.addr))
-		open, err := connect(c.pod, vip(svc))
-		Expect(err).NotTo(HaveOccurred())
-		c.update("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "green"} })
-		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(green.addr))
-		Expect(open.works()).To(Succeed())
-	})
-
-	It("that is deleted and created again with its name is served at its new address", func() {
-		old := c.service("web")
-		pod := c.startPod("web", 1, here)
-		c.usher()
-		Eventually(answers(c.pod, vip(old))).WithTimeout(soon).Should(Equal(pod.addr))
-		for range 3 {
-			c.deleteService("web")
-			svc := c.service("web", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
-			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
-			Eventually(failure(c.pod, vip(old))).WithTimeout(soon).Should(HaveOccurred())
-		}
-	})
-
-	It("that gets the cluster IP of one just deleted is served", func() {
-		old := c.service("web")
-		pod := c.startPod("web", 1, here)
-		c.usher()
-		Eventually(answers(c.pod, vip(old))).WithTimeout(soon).Should(Equal(pod.addr))
-		c.deleteService("web")
-		svc := c.service("other", func(s *corev1.Service) {
-			s.Spec.ClusterIP, s.Spec.Selector = old.Spec.ClusterIP, map[string]string{"app": "web"}
-		})
-		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
-	})
 })
+
+// labelled is for Services that the proxy of this name serves.
+func labelled(name string) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": name}
+	}
+}
 
 // second returns the second of two results, the error.
 func second[T any](_ T, err error) error { return err }
