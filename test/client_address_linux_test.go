@@ -189,7 +189,17 @@ func clientAddressSpecs(portal string, six bool) {
 	var l *seenLab
 	BeforeEach(func() { l = newSeenLab(six) })
 
-	It("sees its client's address if replies pass through this node, otherwise the node's address", func() {
+	It("sees its client's address if replies pass through this node, otherwise the node's address, as 'usher explain' predicts", func() {
+		missing("nft")
+		udp := l.clusterIP("UDP", 9)
+		service{name: "refusing", clusterIP: udp, port: 80, protocol: "UDP", node: "this", endpoints: []netip.AddrPort{
+			netip.AddrPortFrom(l.neighbours[1].addr, 9), netip.AddrPortFrom(l.neighbours[1].addr, seenPort),
+		}}.write(l.services)
+		tcp := l.clusterIP("TCP", 9)
+		dead := l.host(l.neighbours[1].ns, "10.245.0.3", "fd00:245::3").addr
+		service{name: "mixed", clusterIP: tcp, port: 80, node: "this", endpoints: []netip.AddrPort{
+			netip.AddrPortFrom(l.neighbours[1].addr, seenPort), netip.AddrPortFrom(dead, 9), netip.AddrPortFrom(l.routed.addr, seenPort),
+		}}.write(l.services)
 		l.start(portal)
 		neighbour, other := l.neighbours[0], l.neighbours[1]
 		for _, client := range []seenHost{neighbour, l.routed} { // Pods of this node
@@ -209,11 +219,8 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(l.elsewhere, l.outside)).To(l.isNode(), "neither is on this node")
 		Expect(l.seenBy(neighbour, neighbour)).To(l.isNode(), "a Pod that connects to itself")
 		Expect(l.seenBy(neighbour, l.node)).To(l.isNode(), "the node itself")
-	})
 
-	It("sees the source address that 'usher explain' predicts", func() {
-		l.start(portal)
-		neighbour, other := l.neighbours[0], l.neighbours[1]
+		By("predicting it")
 		for _, c := range []struct {
 			client, endpoint seenHost
 			seen             string
@@ -231,12 +238,36 @@ func clientAddressSpecs(portal string, six bool) {
 		}
 		out, errs, _ := askUsher(l.Node, "explain", "tcp3")
 		Expect(out).To(ContainSubstring("the endpoint sees its client's own address if the client is a Pod on this node or the endpoint is on this node, else this node's"), errs)
-	})
 
-	It("admits only clients that its firewall allows by address, as with a NetworkPolicy", func() {
-		missing("nft")
-		l.start(portal)
-		neighbour, other := l.neighbours[0], l.neighbours[1]
+		By("over UDP after another endpoint has refused")
+		for _, client := range []seenHost{neighbour, l.routed, l.outside} {
+			for range 4 {
+				seen, err := askWho(client.d, client.addr.String(), net.JoinHostPort(udp, "80"))
+				Expect(err).NotTo(HaveOccurred())
+				Expect(seen.Addr()).To(Equal(client.addr))
+			}
+		}
+
+		By("in thousands of connections, many of them retried after a dead endpoint")
+		const workers, each = 200, 20
+		var wrong atomic.Pointer[string]
+		var group sync.WaitGroup
+		d := neighbour.ns.NewDialer(workers)
+		for range workers {
+			group.Go(func() {
+				for range each {
+					seen, err := ask(d, net.JoinHostPort(tcp, "80"))
+					if err != nil || seen.Addr() != neighbour.addr {
+						text := fmt.Sprint(seen, " ", err)
+						wrong.Store(&text)
+					}
+				}
+			})
+		}
+		group.Wait()
+		Expect(wrong.Load()).To(BeNil())
+
+		By("with a firewall that allows only some clients by address, as with a NetworkPolicy")
 		ip := map[bool]string{false: "ip", true: "ip6"}[six]
 		other.ns.Output("nft", "add table inet netpol; add chain inet netpol input { type filter hook input priority filter; policy drop; }; "+
 			"add rule inet netpol input meta l4proto icmpv6 accept; add rule inet netpol input "+ip+" saddr "+l.routed.addr.String()+" accept")
@@ -327,47 +358,5 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(code).To(Equal(1), out)
 		Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("endpoint " + netip.AddrPortFrom(l.elsewhere.addr, seenPort).String() + " does not see its client's address"))
 		Expect(l.seenBy(l.neighbours[1], l.neighbours[0])).To(Equal(l.neighbours[0].addr))
-	})
-
-	It("sees the client's address over UDP after another endpoint has refused", func() {
-		at := l.clusterIP("UDP", 9)
-		service{name: "refusing", clusterIP: at, port: 80, protocol: "UDP", node: "this", endpoints: []netip.AddrPort{
-			netip.AddrPortFrom(l.neighbours[1].addr, 9), netip.AddrPortFrom(l.neighbours[1].addr, seenPort),
-		}}.write(l.services)
-		l.start(portal)
-		for _, client := range []seenHost{l.neighbours[0], l.routed, l.outside} {
-			for range 4 {
-				seen, err := askWho(client.d, client.addr.String(), net.JoinHostPort(at, "80"))
-				Expect(err).NotTo(HaveOccurred())
-				Expect(seen.Addr()).To(Equal(client.addr))
-			}
-		}
-	})
-
-	It("sees the client's address in thousands of connections, many of them retried after a dead endpoint", func() {
-		at := l.clusterIP("TCP", 9)
-		dead := l.host(l.neighbours[1].ns, "10.245.0.3", "fd00:245::3").addr
-		service{name: "mixed", clusterIP: at, port: 80, node: "this", endpoints: []netip.AddrPort{
-			netip.AddrPortFrom(l.neighbours[1].addr, seenPort), netip.AddrPortFrom(dead, 9), netip.AddrPortFrom(l.routed.addr, seenPort),
-		}}.write(l.services)
-		l.start(portal)
-		const workers, each = 200, 20
-		var wrong atomic.Pointer[string]
-		var group sync.WaitGroup
-		client := l.neighbours[0]
-		d := client.ns.NewDialer(workers)
-		for range workers {
-			group.Go(func() {
-				for range each {
-					seen, err := ask(d, net.JoinHostPort(at, "80"))
-					if err != nil || seen.Addr() != client.addr {
-						text := fmt.Sprint(seen, " ", err)
-						wrong.Store(&text)
-					}
-				}
-			})
-		}
-		group.Wait()
-		Expect(wrong.Load()).To(BeNil())
 	})
 }
