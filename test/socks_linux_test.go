@@ -39,7 +39,7 @@ func named(ns *lab.Namespace, address, name string) *httptest.Server {
 	return server
 }
 
-var _ = Describe("an unprivileged user", func() {
+var _ = Describe("an unprivileged user", Ordered, ContinueOnFailure, func() {
 	var (
 		l     *lab.Lab
 		usher string
@@ -58,7 +58,7 @@ var _ = Describe("an unprivileged user", func() {
 		GinkgoHelper()
 		return shell(before + "\ncurl -sS --fail --max-time 10 " + args)
 	}
-	BeforeEach(func() {
+	BeforeAll(func() {
 		missing("curl")
 		l = lab.New()
 		l.Node.Output("sysctl", "-q", "net.ipv4.ip_unprivileged_port_start=1024")
