@@ -157,23 +157,32 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 
 	for _, mode := range []string{"iptables", "nftables"} {
 		for _, end := range []os.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-			It(fmt.Sprintf("keeps clients waiting for the next instance after %s, with the %s portal", end, mode), func() {
+			It(fmt.Sprintf("prevents binds, and keeps clients waiting for the next instance after %s, with the %s portal", end, mode), func() {
 				if mode == "iptables" {
 					missing("iptables")
 				}
 				u := startUsher(l.Node, dir, "--portal="+mode)
-				for _, s := range services {
-					served(s)
+				local := redirectedTo(l.Node)
+				landing := func(i int) string {
+					port := local[network(services[i])+" "+services[i].vip()]
+					Expect(port).NotTo(BeZero(), "%v", local)
+					return netip.AddrPortFrom(netip.MustParseAddr(landings[i/2]), port).String()
 				}
+				alike := &impostor{ns: l.Node} // of usher's user
+				for i, s := range services {
+					Expect(alike.bind(network(s), landing(i))).To(MatchError(syscall.EADDRINUSE))
+					for range 5 {
+						served(s)
+					}
+				}
+				Expect(alike.received.Load()).To(BeZero())
 				u.Signal(end)
 				Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit())
 
-				local := redirectedTo(l.Node)
+				Expect(redirectedTo(l.Node)).To(Equal(local))
 				bad := &impostor{ns: l.Node, user: 65534}
 				for i, s := range services {
-					port := local[network(s)+" "+s.vip()]
-					Expect(port).NotTo(BeZero(), "%v", local)
-					Expect(bad.bind(network(s), netip.AddrPortFrom(netip.MustParseAddr(landings[i/2]), port).String())).To(Succeed())
+					Expect(bad.bind(network(s), landing(i))).To(Succeed())
 				}
 				for _, s := range services {
 					got, err := answer(s, 500*time.Millisecond)
@@ -204,33 +213,16 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 		}
 	}
 
-	for _, mode := range []string{"iptables", "nftables", "address"} {
-		It("prevents binds to the ports of a running instance, with the "+mode+" portal", func() {
-			if mode == "iptables" {
-				missing("iptables")
-			}
-			startUsher(l.Node, dir, "--portal="+mode)
-			local := redirectedTo(l.Node)
-			bad := &impostor{ns: l.Node}
-			for i, s := range services {
-				at := s.vip()
-				if mode != "address" {
-					at = netip.AddrPortFrom(netip.MustParseAddr(landings[i/2]), local[network(s)+" "+s.vip()]).String()
-				}
-				Expect(bad.bind(network(s), at)).To(MatchError(syscall.EADDRINUSE))
-				for range 5 {
-					served(s)
-				}
-			}
-			Expect(bad.received.Load()).To(BeZero())
-		})
-	}
-
-	It("holds while a keeper has the sockets of a killed instance, with the address portal", func() {
+	It("prevents binds, also while a keeper has the sockets of a killed instance, with the address portal", func() {
 		k := startKept(l.Node, dir, "--portal=address")
+		alike := &impostor{ns: l.Node} // of usher's user
 		for _, s := range services {
-			served(s)
+			Expect(alike.bind(network(s), s.vip())).To(MatchError(syscall.EADDRINUSE))
+			for range 5 {
+				served(s)
+			}
 		}
+		Expect(alike.received.Load()).To(BeZero())
 		Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
 		bad := &impostor{ns: l.Node, user: 65534}
 		for _, s := range services {
@@ -239,30 +231,22 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 		}
 	})
 
-	It("is restored after its rules are flushed", func() {
+	It("does not stop Services without endpoints from refusing TCP and UDP clients, and is restored after its rules are flushed", func() {
+		for i := range services {
+			services[i].endpoints = nil
+			services[i].write(dir)
+		}
 		for _, mode := range []string{"iptables", "nftables"} {
 			u := startUsher(l.Node, dir, "--portal="+mode, "--portal-check-interval=1s")
+			for _, s := range services {
+				Expect(answer(s, 5*time.Second)).Error().To(refused, "%s, %s", mode, s.name)
+			}
 			flush := []string{"nft", "flush", "chain", "ip", "usher", "listeners"}
 			if mode == "iptables" {
 				flush = []string{"iptables", "-t", "mangle", "-F", "INPUT"}
 			}
 			l.Node.Output(flush[0], flush[1:]...)
 			Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Restored missing or changed rules"))
-			u.Interrupt()
-			Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(0))
-		}
-	})
-
-	It("does not stop Services without endpoints from refusing TCP and UDP clients", func() {
-		for i := range services {
-			services[i].endpoints = nil
-			services[i].write(dir)
-		}
-		for _, mode := range []string{"iptables", "nftables"} {
-			u := startUsher(l.Node, dir, "--portal="+mode)
-			for _, s := range services {
-				Expect(answer(s, 5*time.Second)).Error().To(refused, "%s, %s", mode, s.name)
-			}
 			u.Interrupt()
 			Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		}
