@@ -21,11 +21,9 @@ import (
 // If a VIP is an address of the node, connections from the node's own processes have the VIP as their source.
 var _ = Describe("A load balancer's IP that is an address of the node, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
-		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
-			It(portal+", "+ip+": serves the node's processes as local clients if a source range has a node address", func() {
-				nodeVIPSpec(portal, netip.MustParseAddr(ip))
-			})
-		}
+		It(portal+": serves the node's processes as local clients if a source range has a node address", func() {
+			nodeVIPSpec(portal, netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:1::10"))
+		})
 	}
 })
 
@@ -33,33 +31,35 @@ var _ = Describe("A load balancer's IP that is an address of the node, with the 
 // external IP.
 var _ = Describe("A host-network endpoint at an external IP of its Service, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables"} { // with address, usher would need the port on which the process listens
-		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
-			It(portal+", "+ip+": is served, and usher's connections to it do not loop back", func() {
-				if portal == "iptables" {
-					missing("iptables")
-				}
-				l := lab.New()
+		It(portal+": is served over IPv4 and IPv6, and usher's connections to it do not loop back", func() {
+			if portal == "iptables" {
+				missing("iptables")
+			}
+			l, dir := lab.New(), manifestsDir()
+			var services []service
+			var ingresses []*backend
+			for ip, clusterIP := range map[string]string{"203.0.113.10": "10.96.0.10", "2001:db8:1::10": "fd00:10:96::10"} {
 				addr := netip.MustParseAddr(ip)
 				l.Node.Output("ip", "addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo")
 				Eventually(func() string { return l.Node.Output("ip", "addr", "show", "dev", "lo") }).ShouldNot(ContainSubstring("tentative"))
-				ingress, dir := startBackend(l.Node, addr, 443), manifestsDir()
-				clusterIP := "10.96.0.10"
-				if addr.Is6() {
-					clusterIP = "fd00:10:96::10"
-				}
-				web := service{name: "web", clusterIP: clusterIP, port: 443, spec: "  externalIPs: [\"" + ip + "\"]\n", endpoints: []netip.AddrPort{ingress.addr}}
+				ingress := startBackend(l.Node, addr, 443)
+				web := service{name: fmt.Sprintf("web-%d", len(services)), clusterIP: clusterIP, port: 443, spec: "  externalIPs: [\"" + ip + "\"]\n", endpoints: []netip.AddrPort{ingress.addr}}
 				web.write(dir)
-				u := startUsher(l.Node, dir, "--portal="+portal, "--node-name=this", "--trace")
+				services, ingresses = append(services, web), append(ingresses, ingress)
+			}
+			u := startUsher(l.Node, dir, "--portal="+portal, "--node-name=this", "--trace")
+			for i, web := range services {
+				ingress := ingresses[i]
 				for _, from := range []*lab.Namespace{l.Node, l.Pods, l.Outside} {
 					client := from.NewDialer(1)
 					Expect(ask(client, web.vip())).To(Equal(ingress.addr))
 					Expect(ask(client, ingress.addr.String())).To(Equal(ingress.addr))
 				}
 				Expect(ingress.connections()).To(Equal(6))
-				Expect(strings.Count(string(u.Out.Contents()), " established with ")).To(BeNumerically("<=", 6), "one per client")
-				Expect(string(u.Err.Contents())).NotTo(ContainSubstring("is not served"), "the endpoint itself serves that address")
-			})
-		}
+			}
+			Expect(strings.Count(string(u.Out.Contents()), " established with ")).To(BeNumerically("<=", 12), "one per client")
+			Expect(string(u.Err.Contents())).NotTo(ContainSubstring("is not served"), "the endpoint itself serves that address")
+		})
 	}
 })
 
@@ -148,53 +148,63 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	Expect(healthy()).To(Succeed())
 }
 
-func nodeVIPSpec(portal string, ip netip.Addr) {
+func nodeVIPSpec(portal string, ips ...netip.Addr) {
 	if portal == "iptables" {
 		missing("iptables")
 	}
 	l := lab.New()
-	l.Node.Output("ip", "addr", "add", netip.PrefixFrom(ip, ip.BitLen()).String(), "dev", "lo")
 	node, pod, dir := l.Node.NewDialer(2), l.Pods.NewDialer(2), manifestsDir()
-	endpoint, clusterIPs, ours, others := lab.Pod(1), []string{"10.96.0.10", "10.96.0.11"}, lab.NodeOut4+"/32", "198.51.100.0/24"
-	if ip.Is6() {
-		endpoint, clusterIPs, ours, others = lab.Pod6(1), []string{"fd00:10:96::10", "fd00:10:96::11"}, lab.NodeOut6+"/128", "2001:db8:2::/64"
-	}
-	udp, tcp := startEcho(l.Pods, endpoint), startBackend(l.Pods, endpoint, 5300).addr
-	services := func(spec string) {
-		GinkgoHelper()
-		spec = "  type: LoadBalancer\n" + spec + "status: {loadBalancer: {ingress: [{ip: \"" + ip.String() + "\"}]}}\n"
-		service{name: "udp", clusterIP: clusterIPs[0], port: 53, protocol: "UDP", spec: spec, endpoints: []netip.AddrPort{udp}}.write(dir)
-		service{name: "tcp", clusterIP: clusterIPs[1], port: 80, spec: spec, endpoints: []netip.AddrPort{tcp}}.write(dir)
-	}
-	vip := func(port int) string { return net.JoinHostPort(ip.String(), strconv.Itoa(port)) }
 	const local = "  externalTrafficPolicy: Local\n"
-	sources := func(ranges string) string { return "  loadBalancerSourceRanges: [\"" + ranges + "\"]\n" }
-
-	services(local + sources(ours))
-	u := startUsher(l.Node, dir, "--portal="+portal, "--node-name=this")
-	c, err := node.DialUDP("", vip(53))
-	Expect(err).NotTo(HaveOccurred())
-	Expect(c.LocalAddr().String()).To(HavePrefix(strings.TrimSuffix(vip(53), "53")), "the source address of the node's processes")
-	Expect(exchange(c, []byte(who), 30*time.Second)).To(BeEquivalentTo(udp.String()))
-	Expect(ask(node, vip(80))).To(Equal(tcp))
-	other, err := pod.DialUDP("", vip(53))
-	Expect(err).NotTo(HaveOccurred())
-	Expect(exchange(other, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), "the Pod is in no range")
-
-	By("rejecting the node if no range has one of its addresses")
-	services(local + sources(others))
-	Eventually(func() error {
-		c, err := node.Dial("", vip(80), 300*time.Millisecond)
-		if err != nil {
-			return err
+	vip := func(ip netip.Addr, port int) string { return net.JoinHostPort(ip.String(), strconv.Itoa(port)) }
+	endpoint := func(ip netip.Addr) netip.AddrPort { // TCP and UDP
+		if ip.Is6() {
+			return netip.AddrPortFrom(lab.Pod6(1), 5300)
 		}
-		defer c.Close()
-		_, err = readName(c)
-		return err
-	}).WithTimeout(10 * time.Second).ShouldNot(Succeed())
-	Eventually(func() error {
-		_, err := exchange(c, []byte(who), 300*time.Millisecond)
-		return err
-	}).WithTimeout(10 * time.Second).Should(MatchError(os.ErrDeadlineExceeded))
-	Expect(u.ExitCode()).To(Equal(-1), "usher still runs")
+		return netip.AddrPortFrom(lab.Pod(1), 5300)
+	}
+	// services writes the Services of an address, which admit only clients in ranges.
+	services := func(ip netip.Addr, ranges string) {
+		GinkgoHelper()
+		name, clusterIPs := "four", []string{"10.96.0.10", "10.96.0.11"}
+		if ip.Is6() {
+			name, clusterIPs = "six", []string{"fd00:10:96::10", "fd00:10:96::11"}
+		}
+		spec := "  type: LoadBalancer\n" + local + "  loadBalancerSourceRanges: [\"" + ranges + "\"]\nstatus: {loadBalancer: {ingress: [{ip: \"" + ip.String() + "\"}]}}\n"
+		service{name: "udp-" + name, clusterIP: clusterIPs[0], port: 53, protocol: "UDP", spec: spec, endpoints: []netip.AddrPort{endpoint(ip)}}.write(dir)
+		service{name: "tcp-" + name, clusterIP: clusterIPs[1], port: 80, spec: spec, endpoints: []netip.AddrPort{endpoint(ip)}}.write(dir)
+	}
+	for _, ip := range ips {
+		l.Node.Output("ip", "addr", "add", netip.PrefixFrom(ip, ip.BitLen()).String(), "dev", "lo")
+		startEcho(l.Pods, endpoint(ip).Addr())
+		startBackend(l.Pods, endpoint(ip).Addr(), endpoint(ip).Port())
+		services(ip, map[bool]string{false: lab.NodeOut4 + "/32", true: lab.NodeOut6 + "/128"}[ip.Is6()])
+	}
+	u := startUsher(l.Node, dir, "--portal="+portal, "--node-name=this")
+	for _, ip := range ips {
+		c, err := node.DialUDP("", vip(ip, 53))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.LocalAddr().String()).To(HavePrefix(strings.TrimSuffix(vip(ip, 53), "53")), "the source address of the node's processes")
+		Expect(exchange(c, []byte(who), 30*time.Second)).To(BeEquivalentTo(endpoint(ip).String()))
+		Expect(ask(node, vip(ip, 80))).To(Equal(endpoint(ip)))
+		other, err := pod.DialUDP("", vip(ip, 53))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(exchange(other, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), "the Pod is in no range")
+
+		By("rejecting the node at " + ip.String() + " if no range has one of its addresses")
+		services(ip, map[bool]string{false: "198.51.100.0/24", true: "2001:db8:2::/64"}[ip.Is6()])
+		Eventually(func() error {
+			c, err := node.Dial("", vip(ip, 80), 300*time.Millisecond)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = readName(c)
+			return err
+		}).WithTimeout(10 * time.Second).ShouldNot(Succeed())
+		Eventually(func() error {
+			_, err := exchange(c, []byte(who), 300*time.Millisecond)
+			return err
+		}).WithTimeout(10 * time.Second).Should(MatchError(os.ErrDeadlineExceeded))
+		Expect(u.ExitCode()).To(Equal(-1), "usher still runs")
+	}
 }
