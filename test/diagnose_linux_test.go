@@ -197,20 +197,36 @@ var _ = Describe("usher diagnose", func() {
 		Entry(nil, "iptables"),
 	)
 
-	It("writes a bundle without secrets that only its owner can read", func() {
+	It("writes a bundle without secrets that only its owner can read, also without usher, or without tools to stdout, as in the Pod", func() {
+		unpacked := func(path string) map[string]string {
+			GinkgoHelper()
+			f, err := os.Open(path)
+			Expect(err).NotTo(HaveOccurred())
+			defer f.Close()
+			return unpack(f)
+		}
+		By("while usher does not run")
+		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
+		s := diagnose(1, "--bundle", path)
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Wrote "+path), ContainSubstring("Start it with 'usher run'")))
+		files := unpacked(path)
+		Expect(files).To(HaveKeyWithValue("usher-bundle/README", ContainSubstring("token, password or key")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", ContainSubstring("connection refused")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/api/status.json", ContainSubstring("unavailable: ")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/system.txt", ContainSubstring("Linux version")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))
+
+		By("with a log")
 		write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
 		startUsher(l.Node, dir)
 		log := filepath.Join(GinkgoT().TempDir(), "usher.log")
 		Expect(os.WriteFile(log, []byte("first line\nAuthorization: Bearer planted-1\nurl=https://me:planted-2@api.example/ {\"password\":\"planted-3\"}\nlast line\n"), 0o600)).To(Succeed())
-		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
+		path = filepath.Join(GinkgoT().TempDir(), "usher.tgz")
 		diagnose(0, "--bundle", path, "--log", log)
 		info, err := os.Stat(path)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(info.Mode().Perm()).To(Equal(os.FileMode(0o600)))
-		f, err := os.Open(path)
-		Expect(err).NotTo(HaveOccurred())
-		defer f.Close()
-		files := unpack(f)
+		files = unpacked(path)
 		for name, text := range files {
 			Expect(text).NotTo(ContainSubstring("planted-"), name)
 		}
@@ -223,36 +239,18 @@ var _ = Describe("usher diagnose", func() {
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))
 		Expect(files["usher-bundle/node/iptables.txt"] + files["usher-bundle/node/nftables.txt"]).To(ContainSubstring("10.96.0.10"))
 		Expect(string(diagnose(1, "--bundle", path).Err.Contents())).To(ContainSubstring("already exists"))
-	})
 
-	It("writes a bundle to stdout where no tools are installed, as in the Pod", func() {
-		write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
-		startUsher(l.Node, dir)
+		By("to stdout, where no tools are installed")
 		GinkgoT().Setenv("PATH", "/nowhere")
-		s := diagnose(0, "--bundle", "-")
+		s = diagnose(0, "--bundle", "-")
 		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Nothing else found"), ContainSubstring("cannot check for rules of other programs for the Services' VIPs"), ContainSubstring("Wrote the bundle")))
-		files := unpack(bytes.NewReader(s.Out.Contents()))
+		files = unpack(bytes.NewReader(s.Out.Contents()))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", And(ContainSubstring("Nothing else found"), Not(ContainSubstring("\x1b")))))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/api/services.json", ContainSubstring("10.96.0.10:80")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/system.txt", ContainSubstring("Linux version")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", And(MatchRegexp("# ip rule\nunavailable: .*not found"), ContainSubstring("|-- 127.0.0.1"))))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/iptables.txt", ContainSubstring("unavailable: ")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/log.txt", ContainSubstring("use 'kubectl logs'")))
-	})
-
-	It("writes a bundle if usher does not run", func() {
-		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
-		s := diagnose(1, "--bundle", path)
-		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Wrote "+path), ContainSubstring("Start it with 'usher run'")))
-		f, err := os.Open(path)
-		Expect(err).NotTo(HaveOccurred())
-		defer f.Close()
-		files := unpack(f)
-		Expect(files).To(HaveKeyWithValue("usher-bundle/README", ContainSubstring("token, password or key")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", ContainSubstring("connection refused")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/api/status.json", ContainSubstring("unavailable: ")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/node/system.txt", ContainSubstring("Linux version")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))
 	})
 })
 

@@ -74,7 +74,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		return answers
 	}
 
-	It("resolves the names of all kinds of Services for Pods, over UDP and TCP", func() {
+	It("resolves the names of all kinds of Services for Pods, over UDP and TCP, and follows changes", func() {
 		start("--dns=" + resolver)
 		for _, how := range []string{"+notcp", "+tcp", "+noedns", "+bufsize=4096"} {
 			Expect(short(how, "web.default.svc.cluster.local")).To(ConsistOf(clusterIP))
@@ -94,20 +94,8 @@ var _ = Describe("kubectl usher connect --dns", func() {
 
 		By("connecting from a Pod to the resolved address")
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
-	})
 
-	DescribeTable("replies from the queried address when it listens on all addresses", func(all string) {
-		start("--dns=" + all)
-		for ns, at := range map[*lab.Namespace]string{l.Pods: resolver, l.Outside: lab.NodeOut4, l.Node: "127.0.0.1"} {
-			Expect(ns.Output("dig", "+short", "+tries=3", "-p", "5353", "@"+at, "web.default.svc.cluster.local")).To(Equal(clusterIP + "\n"))
-		}
-	},
-		Entry("of IPv4", "0.0.0.0:5353"),
-		Entry("of both families", "[::]:5353"),
-	)
-
-	It("follows changes to Services and endpoints", func() {
-		start("--dns=" + resolver)
+		By("following changes to Services and endpoints")
 		answer := func(name string) func() []string {
 			return func() []string { return short(name + ".default.svc.cluster.local") }
 		}
@@ -121,6 +109,16 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		Eventually(answer("db")).WithTimeout(time.Minute).Should(BeEmpty())
 		Expect(answer("web")()).To(ConsistOf(clusterIP))
 	})
+
+	DescribeTable("replies from the queried address when it listens on all addresses", func(all string) {
+		start("--dns=" + all)
+		for ns, at := range map[*lab.Namespace]string{l.Pods: resolver, l.Outside: lab.NodeOut4, l.Node: "127.0.0.1"} {
+			Expect(ns.Output("dig", "+short", "+tries=3", "-p", "5353", "@"+at, "web.default.svc.cluster.local")).To(Equal(clusterIP + "\n"))
+		}
+	},
+		Entry("of IPv4", "0.0.0.0:5353"),
+		Entry("of both families", "[::]:5353"),
+	)
 
 	It("serves the domain of --dns-domain, and counts queries in a metric", func() {
 		start("--dns="+resolver, "--dns-domain=lab.test")
@@ -137,16 +135,18 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP))
 	})
 
-	DescribeTable("rejects an invalid", func(flag, message string) {
-		u := launchConnect(l.Node, dir, "--portal=none", "--dns=127.0.0.1", flag)
-		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(2))
-		Expect(string(u.Err.Contents())).To(ContainSubstring(message))
-	},
-		Entry("address", "--dns=localhost", `--dns: "localhost" is not an address`),
-		Entry("port", "--dns=127.0.0.1:dns", `--dns: "127.0.0.1:dns" is not an address`),
-		Entry("domain", "--dns-domain=no_domain", `--dns-domain: "no_domain" is not a domain`),
-		Entry("upstream", "--dns-upstream=dns.example", `--dns-upstream: "dns.example" is not an address`),
-	)
+	It("rejects an invalid address, port, domain or upstream", func() {
+		for flag, message := range map[string]string{
+			"--dns=localhost":            `--dns: "localhost" is not an address`,
+			"--dns=127.0.0.1:dns":        `--dns: "127.0.0.1:dns" is not an address`,
+			"--dns-domain=no_domain":     `--dns-domain: "no_domain" is not a domain`,
+			"--dns-upstream=dns.example": `--dns-upstream: "dns.example" is not an address`,
+		} {
+			u := launchConnect(l.Node, dir, "--portal=none", "--dns=127.0.0.1", flag)
+			Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(2))
+			Expect(string(u.Err.Contents())).To(ContainSubstring(message))
+		}
+	})
 
 	It("skips an upstream that is itself, and answers SERVFAIL for external names", func() {
 		u := startConnect(l.Node, dir, "--portal=none", "--dns="+resolver, "--dns-upstream="+resolver)
