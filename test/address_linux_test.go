@@ -57,7 +57,9 @@ var _ = Describe("The address portal on a node with processes on *:80 and *:443"
 		}
 	}
 
-	It("serves all Services on those ports, before and after kill -9 and a takeover, and nobody reaches those processes by a VIP", func() {
+	It("serves all Services on those ports, before and after kill -9 and a takeover, and nobody reaches those processes by a VIP; enforces source ranges", func() {
+		all[0].spec = "  loadBalancerSourceRanges: [\"" + lab.PodClient4 + "/32\"]\n  type: LoadBalancer\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"
+		all[0].write(dir)
 		before := state(l.Node)
 		u := startUsher(l.Node, dir, "--portal=address")
 		Expect(u.Err.Contents()).To(ContainSubstring("VIPs are in usher's network namespace"))
@@ -75,15 +77,7 @@ var _ = Describe("The address portal on a node with processes on *:80 and *:443"
 		served()
 		Expect(state(l.Node)).To(Equal(installed))
 
-		second.stop()
-		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(time.Minute).Should(gexec.Exit(0))
-		Expect(state(l.Node)).To(Equal(before))
-	})
-
-	It("enforces a Service's source ranges: serves clients in them and resets others", func() {
-		all[0].spec = "  loadBalancerSourceRanges: [\"" + lab.PodClient4 + "/32\"]\n  type: LoadBalancer\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"
-		all[0].write(dir)
-		startUsher(l.Node, dir, "--portal=address")
+		By("serving clients in a Service's source ranges and resetting others")
 		pods := l.Pods.NewDialer(1)
 		at := func(from string) error {
 			c, err := pods.Dial(from, "203.0.113.10:80", 5*time.Second)
@@ -96,6 +90,10 @@ var _ = Describe("The address portal on a node with processes on *:80 and *:443"
 		}
 		Expect(at(lab.PodClient4)).To(Succeed())
 		Expect(at(lab.Pod(3).String())).To(reset)
+
+		second.stop()
+		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(time.Minute).Should(gexec.Exit(0))
+		Expect(state(l.Node)).To(Equal(before))
 	})
 
 	It("starts without CAP_SYS_ADMIN, and logs which ports conflict with which processes", func() {

@@ -15,7 +15,7 @@ import (
 
 var _ = Describe("a client that connects before its Service exists", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
-		It("is connected by a retransmitted SYN, with the "+portal+" portal", func() {
+		It("is connected by a retransmitted SYN; an external IP may become another's cluster IP, with the "+portal+" portal", func() {
 			if portal == "iptables" {
 				missing("iptables")
 			}
@@ -29,7 +29,7 @@ var _ = Describe("a client that connects before its Service exists", func() {
 				service{name: name + "6", clusterIP: ip6, port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod6(1), 8080)}}.write(dir)
 			}
 			write("other", "10.96.0.11", "fd00:10:96::11") // its rules enable conntrack
-			startUsher(l.Node, dir, "--portal="+portal)
+			u := startUsher(l.Node, dir, "--portal="+portal)
 
 			vips := []string{"10.96.0.12:80", "[fd00:10:96::12]:80"}
 			connected := make(chan error, len(vips))
@@ -53,6 +53,23 @@ var _ = Describe("a client that connects before its Service exists", func() {
 			for range vips {
 				Eventually(connected).WithTimeout(30 * time.Second).Should(Receive(Not(HaveOccurred())))
 			}
+
+			By("serving the Service with the cluster IP while that exists")
+			pod := l.Pods.NewDialer(2)
+			first, second := netip.AddrPortFrom(lab.Pod(1), 8080), startBackend(l.Pods, lab.Pod(2), 8080).addr
+			service{name: "first", clusterIP: "10.96.0.21", port: 80, spec: "  externalIPs: [10.96.0.22]\n", endpoints: []netip.AddrPort{first}}.write(dir)
+			answers := func(vip string) func() (netip.AddrPort, error) {
+				return func() (netip.AddrPort, error) { return ask(pod, vip) }
+			}
+			Eventually(answers("10.96.0.22:80")).WithTimeout(30 * time.Second).Should(Equal(first))
+
+			service{name: "second", clusterIP: "10.96.0.22", port: 80, endpoints: []netip.AddrPort{second}}.write(dir)
+			Eventually(answers("10.96.0.22:80")).WithTimeout(30 * time.Second).Should(Equal(second))
+			Expect(answers("10.96.0.21:80")()).To(Equal(first))
+
+			Expect(os.Remove(filepath.Join(dir, "second.yaml"))).To(Succeed())
+			Eventually(answers("10.96.0.22:80")).WithTimeout(30 * time.Second).Should(Equal(first))
+			u.stop()
 		})
 	}
 })
@@ -81,32 +98,4 @@ var _ = Describe("a client that connects while another program has flushed the r
 		Expect(u.Session.Command.Process.Signal(syscall.SIGCONT)).To(Succeed())
 		Eventually(connected).WithTimeout(30 * time.Second).Should(Receive(Not(HaveOccurred())))
 	})
-})
-
-var _ = Describe("an address that is one Service's external IP and then another's cluster IP", func() {
-	for _, portal := range []string{"iptables", "nftables", "address"} {
-		It("serves the Service with the cluster IP while that exists, with the "+portal+" portal", func() {
-			if portal == "iptables" {
-				missing("iptables")
-			}
-			l := lab.New()
-			pod := l.Pods.NewDialer(2)
-			first, second := startBackend(l.Pods, lab.Pod(1), 8080).addr, startBackend(l.Pods, lab.Pod(2), 8080).addr
-			dir := manifestsDir()
-			service{name: "first", clusterIP: "10.96.0.11", port: 80, spec: "  externalIPs: [10.96.0.12]\n", endpoints: []netip.AddrPort{first}}.write(dir)
-			u := startUsher(l.Node, dir, "--portal="+portal)
-			answers := func(vip string) func() (netip.AddrPort, error) {
-				return func() (netip.AddrPort, error) { return ask(pod, vip) }
-			}
-			Eventually(answers("10.96.0.12:80")).WithTimeout(30 * time.Second).Should(Equal(first))
-
-			service{name: "second", clusterIP: "10.96.0.12", port: 80, endpoints: []netip.AddrPort{second}}.write(dir)
-			Eventually(answers("10.96.0.12:80")).WithTimeout(30 * time.Second).Should(Equal(second))
-			Expect(answers("10.96.0.11:80")()).To(Equal(first))
-
-			Expect(os.Remove(filepath.Join(dir, "second.yaml"))).To(Succeed())
-			Eventually(answers("10.96.0.12:80")).WithTimeout(30 * time.Second).Should(Equal(first))
-			u.stop()
-		})
-	}
 })

@@ -134,7 +134,7 @@ func proxyProtocolSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal, "--trace"}, args...)...)
 	}
 
-	It("passes client address and VIP to HAProxy and nginx: v1 and v2, IPv4 and IPv6", func() {
+	It("passes client address and VIP to HAProxy and nginx: v1 and v2, IPv4 and IPv6, and prepends a version 2 header to datagrams", func() {
 		v4, v6 := tellers(l)
 		vips := map[string]netip.AddrPort{}
 		for i, version := range []string{"v1", "v2"} {
@@ -149,6 +149,9 @@ func proxyProtocolSpecs(portal string) {
 			vips[version+"-4 external"] = netip.MustParseAddrPort(fmt.Sprintf("198.51.100.%d:80", 10+i))
 			vips[version+"-6 external"] = netip.MustParseAddrPort(fmt.Sprintf("[2001:db8:2::%d]:80", 10+i))
 		}
+		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP", metadata: ", annotations: {usher.io/proxy-protocol: v2}",
+			endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}}
+		dns.write(dir)
 		start()
 		for name, vip := range vips {
 			client, from := pod, ""
@@ -166,6 +169,15 @@ func proxyProtocolSpecs(portal string) {
 				seen[by] = true
 			}
 			Expect(seen).To(And(HaveKey("haproxy"), HaveKey("nginx")), name)
+		}
+
+		By("prepending a header to datagrams")
+		c, err := pod.DialUDP("", dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		header := proxyproto.Header(config.ProxyV2, config.UDP, c.LocalAddr().(*net.UDPAddr).AddrPort(), netip.MustParseAddrPort(dns.vip()))
+		for range 3 {
+			Expect(exchange(c, []byte("question"), 10*time.Second)).To(BeEquivalentTo(string(header) + "question"))
 		}
 	})
 
@@ -282,20 +294,6 @@ func proxyProtocolSpecs(portal string) {
 			_, err := name("", nodePort, []byte("?"))
 			return err
 		}).WithTimeout(time.Minute).Should(Succeed())
-	})
-
-	It("prepends a version 2 header to datagrams", func() {
-		dns := service{name: "dns", clusterIP: clusterIP, port: 53, protocol: "UDP", metadata: ", annotations: {usher.io/proxy-protocol: v2}",
-			endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}}
-		dns.write(dir)
-		start()
-		c, err := pod.DialUDP("", dns.vip())
-		Expect(err).NotTo(HaveOccurred())
-		defer c.Close()
-		header := proxyproto.Header(config.ProxyV2, config.UDP, c.LocalAddr().(*net.UDPAddr).AddrPort(), netip.MustParseAddrPort(dns.vip()))
-		for range 3 {
-			Expect(exchange(c, []byte("question"), 10*time.Second)).To(BeEquivalentTo(string(header) + "question"))
-		}
 	})
 }
 

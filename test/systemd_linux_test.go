@@ -242,7 +242,7 @@ var _ = Describe("under systemd, with the shipped unit,", func() {
 		Expect(lost).To(BeZero())
 	}
 
-	It("a restart fails no connection", func() {
+	It("a restart fails no connection; usher sends watchdog notifications and its status", func() {
 		Eventually(s.stored).WithTimeout(time.Minute).Should(And(HaveKeyWithValue("lock", 1), HaveKeyWithValue("S1", BeNumerically(">=", 1)), HaveKeyWithValue("S2", BeNumerically(">=", 1))))
 		for range 3 {
 			flow(200)
@@ -250,6 +250,16 @@ var _ = Describe("under systemd, with the shipped unit,", func() {
 		}
 		Eventually(s.stored).WithTimeout(time.Minute).Should(HaveLen(3), "the same as before")
 		ends()
+
+		By("sending watchdog notifications and the status")
+		before := s.beats.Load()
+		Eventually(s.beats.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">=", before+3))
+		Expect(syscall.Kill(s.main, syscall.SIGTERM)).To(Succeed())
+		Eventually(s.ended).WithTimeout(40 * time.Second).Should(Receive(Equal(syscall.WaitStatus(0))))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		Expect(s.said).To(ContainElement(ContainSubstring("STATUS=Serving 2 Services through portal nftables")))
+		Expect(s.said).To(ContainElement("STOPPING=1\nEXTEND_TIMEOUT_USEC=40000000"), "30 s to drain, and 10 s more")
 	})
 
 	It("a reload starts the newly installed program, and fails no connection", func() {
@@ -273,16 +283,5 @@ var _ = Describe("under systemd, with the shipped unit,", func() {
 		s.start()
 		flow(400)
 		traffic.end()
-	})
-
-	It("usher sends watchdog notifications and its status", func() {
-		before := s.beats.Load()
-		Eventually(s.beats.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">=", before+3))
-		Expect(syscall.Kill(s.main, syscall.SIGTERM)).To(Succeed())
-		Eventually(s.ended).WithTimeout(40 * time.Second).Should(Receive(Equal(syscall.WaitStatus(0))))
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		Expect(s.said).To(ContainElement(ContainSubstring("STATUS=Serving 2 Services through portal nftables")))
-		Expect(s.said).To(ContainElement("STOPPING=1\nEXTEND_TIMEOUT_USEC=40000000"), "30 s to drain, and 10 s more")
 	})
 })
