@@ -25,7 +25,7 @@ var _ = Describe("usher's external interface:", func() {
 	)
 	BeforeEach(func() { c = newCluster() })
 
-	It("/healthz and /livez on every address: 200, with the times", func() {
+	It("/healthz and /livez on every address: 200, with the times; /proxyMode, /metrics and /configz on loopback; Events", func() {
 		c.usher()
 		for _, url := range []string{healthz, livez} {
 			answer, err := get(c.outside, url)
@@ -37,34 +37,8 @@ var _ = Describe("usher's external interface:", func() {
 				Expect(time.Since(at)).To(BeNumerically("<", time.Minute))
 			}
 		}
-	})
 
-	It("/healthz returns 503 while the node has the taint ToBeDeletedByClusterAutoscaler; /livez returns 200", func() {
-		createNode("doomed")
-		DeferCleanup(deleteNode, "doomed")
-		c.usher("--node-name=doomed")
-		Expect(get(c.outside, healthz)).To(code(200))
-		updateNode("doomed", func(n *corev1.Node) {
-			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Value: "1", Effect: corev1.TaintEffectNoSchedule})
-		})
-		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(503))
-		Expect(get(c.outside, livez)).To(code(200))
-		updateNode("doomed", func(n *corev1.Node) { n.Spec.Taints = nil })
-		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(200))
-	})
-
-	It("/healthz returns 503 while the node is being deleted; /livez returns 200", func() {
-		createNode("leaving", func(n *corev1.Node) { n.Finalizers = []string{"usher.example/test"} })
-		DeferCleanup(func() { updateNode("leaving", func(n *corev1.Node) { n.Finalizers = nil }) })
-		c.usher("--node-name=leaving")
-		Expect(get(c.outside, healthz)).To(code(200))
-		deleteNode("leaving")
-		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(503))
-		Expect(get(c.outside, livez)).To(code(200))
-	})
-
-	It("/proxyMode, /metrics and /configz are served only on the node's loopback", func() {
-		c.usher()
+		By("serving the rest only on the node's loopback")
 		Expect(get(c.node, adminURL+"/proxyMode")).To(And(code(200), HaveField("Body", "userspace")))
 		metrics, err := get(c.node, adminURL+"/metrics")
 		Expect(err).NotTo(HaveOccurred())
@@ -74,19 +48,37 @@ var _ = Describe("usher's external interface:", func() {
 		}
 		Expect(get(c.node, adminURL+"/configz")).To(code(200))
 		Expect(get(c.outside, "http://"+lab.NodeOut4+":10249/metrics")).Error().To(HaveOccurred())
-	})
 
-	It("Events report a port that cannot be served and the reason; other ports are served", func() {
+		By("reporting in Events a port that cannot be served and the reason, while other ports are served")
 		svc := c.service("assoc", func(s *corev1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "sctp", Port: 5000, Protocol: corev1.ProtocolSCTP})
 		})
 		pod := c.startPod("assoc", 1, here)
-		c.usher()
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
 		Eventually(c.warnings("assoc")).WithTimeout(soon).Should(ContainElement(And(ContainSubstring("assoc:sctp"), ContainSubstring("SCTP is not served"), ContainSubstring(here))))
-		metrics, err := get(c.node, adminURL+"/metrics")
+		metrics, err = get(c.node, adminURL+"/metrics")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(metrics.Body).To(MatchRegexp(`(?m)^usher_service_port_problems\{reason="\w+"\} 1$`))
+	})
+
+	It("/healthz returns 503 while the node has the taint ToBeDeletedByClusterAutoscaler or is being deleted; /livez returns 200", func() {
+		createNode("doomed", func(n *corev1.Node) { n.Finalizers = []string{"usher.example/test"} })
+		DeferCleanup(func() {
+			updateNode("doomed", func(n *corev1.Node) { n.Finalizers = nil })
+			deleteNode("doomed")
+		})
+		c.usher("--node-name=doomed")
+		Expect(get(c.outside, healthz)).To(code(200))
+		updateNode("doomed", func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Value: "1", Effect: corev1.TaintEffectNoSchedule})
+		})
+		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(503))
+		Expect(get(c.outside, livez)).To(code(200))
+		updateNode("doomed", func(n *corev1.Node) { n.Spec.Taints = nil })
+		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(200))
+		deleteNode("doomed")
+		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(503))
+		Expect(get(c.outside, livez)).To(code(200))
 	})
 
 	It("cleanup removes everything that usher created, and nothing else", func() {
@@ -166,15 +158,14 @@ clusterCIRD: 10.0.0.0/8
 		Expect(string(session.Err.Contents())).To(And(MatchRegexp("(?i)masqueradeBit"), ContainSubstring("clusterCIRD"), ContainSubstring("--oom-score-adj")))
 	})
 
-	DescribeTable("is rejected with the name of the field:", func(fields, named string) {
-		session := run(file(fields))
-		Eventually(session).WithTimeout(soon).Should(gexec.Exit())
-		Expect(session.ExitCode()).NotTo(BeZero())
-		Expect(string(session.Err.Contents())).To(ContainSubstring(named))
-	},
-		Entry("an invalid value", "healthzBindAddress: nowhere\n", "healthzBindAddress"),
-		Entry("an unsupported mode", "mode: kernelspace\n", "mode"),
-	)
+	It("is rejected with the name of a field that has an invalid value or an unsupported mode", func() {
+		for named, value := range map[string]string{"healthzBindAddress": "nowhere", "mode": "kernelspace"} {
+			session := run(file(named + ": " + value + "\n"))
+			Eventually(session).WithTimeout(soon).Should(gexec.Exit())
+			Expect(session.ExitCode()).NotTo(BeZero())
+			Expect(string(session.Err.Contents())).To(ContainSubstring(named))
+		}
+	})
 })
 
 // kernelState returns everything that usher might change in ns: rules, routes, addresses.
