@@ -156,17 +156,8 @@ func restartSpecs(portal string) {
 		Expect(portals("-o", "json").Out.Contents()).To(MatchJSON(`{"total": 0, "items": []}`))
 	})
 
-	It("are removed at once on Ctrl-C", func() {
+	It("are restored after another program removes them, while open connections continue, and removed at once on Ctrl-C", func() {
 		before := state(l.Node)
-		services(3, startBackend(l.Pods, lab.Pod(1), 8080))
-		u := run()
-		Expect(state(l.Node)).NotTo(Equal(before))
-		u.Interrupt()
-		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
-		Expect(state(l.Node)).To(Equal(before))
-	})
-
-	It("are restored after another program removes them, and open connections continue", func() {
 		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
 		interval := "1m" // the kernel's change events come first
 		if portal == "iptables" && !strings.Contains(l.Node.Output("iptables", "--version"), "nf_tables") {
@@ -189,6 +180,13 @@ func restartSpecs(portal string) {
 		Expect(open.Write([]byte("x"))).Error().NotTo(HaveOccurred())
 		Expect(open.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
 		Expect(open.Read(make([]byte, 1))).To(Equal(1))
+
+		By("removing them at once on Ctrl-C")
+		Expect(open.Close()).To(Succeed())
+		Expect(state(l.Node)).NotTo(Equal(before))
+		u.Interrupt()
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+		Expect(state(l.Node)).To(Equal(before))
 	})
 
 	if portal != "nftables" { // the lock is the same for each
@@ -246,29 +244,4 @@ var _ = Describe("without iptables, nft and ip", func() {
 			Expect(ask(l.Node.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		})
 	}
-})
-
-var _ = Describe("a listener behind a redirect", func() {
-	DescribeTable("resets clients that bypass its portal", func(portal string) {
-		if portal == "iptables" {
-			missing("iptables")
-		}
-		l := lab.New()
-		dir := manifestsDir()
-		backend := startBackend(l.Pods, lab.Pod(1), 8080)
-		web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{backend.addr}}
-		web.write(dir)
-		u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
-		Eventually(u.Out).Should(gbytes.Say("10.96.0.10:80 +0.0.0.0:"))
-		var port int
-		_, err := fmt.Sscanf(string(u.Out.Contents()[strings.Index(string(u.Out.Contents()), "0.0.0.0:")+len("0.0.0.0:"):]), "%d", &port)
-		Expect(err).NotTo(HaveOccurred())
-
-		for _, client := range []*lab.Namespace{l.Outside, l.Pods, l.Node} {
-			Expect(ask(client.NewDialer(1), fmt.Sprintf("%s:%d", lab.NodeOut4, port))).Error().To(reset)
-			Eventually(u.Out).Should(gbytes.Say("closed after .*: bypassed-portal"))
-		}
-		Expect(backend.connections()).To(BeZero())
-		Expect(ask(l.Outside.NewDialer(1), web.vip())).To(Equal(backend.addr), "it is served through the portal")
-	}, Entry("iptables", "iptables"), Entry("nftables", "nftables"))
 })

@@ -69,7 +69,10 @@ func redirectedUDPSpecs(portal string) {
 		Expect(askAnew(from, dns.vip())).To(Equal(e.addr))
 	}
 
-	It("does not answer clients that bypass the portal and send to the listener's port", func() {
+	It("does not answer clients that bypass the portal and send to the listener's port, and resets those of a TCP Service", func() {
+		backend := startBackend(l.Pods, lab.Pod(3), 8080)
+		web := service{name: "web", clusterIP: "10.96.0.11", port: 80, endpoints: []netip.AddrPort{backend.addr}}
+		web.write(dir)
 		u := start()
 		_, port, err := net.SplitHostPort(listenerOf(u, "dns"))
 		Expect(err).NotTo(HaveOccurred())
@@ -89,6 +92,16 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(sample(node, "usher_udp_sessions_open")).WithTimeout(30 * time.Second).Should(BeZero())
 		Expect(first.got.Load()).To(BeZero(), "datagrams that the endpoint received")
 		reaches(pod, first)
+
+		By("resetting TCP clients")
+		_, port, err = net.SplitHostPort(listenerOf(u, "web"))
+		Expect(err).NotTo(HaveOccurred())
+		for _, client := range []*lab.Dialer{outside, pod, node} {
+			Expect(ask(client, net.JoinHostPort(lab.NodeOut4, port))).Error().To(reset)
+			Eventually(u.Out).Should(gbytes.Say("default/web:main closed after .*: bypassed-portal"))
+		}
+		Expect(backend.connections()).To(BeZero())
+		Expect(ask(outside, web.vip())).To(Equal(backend.addr), "it is served through the portal")
 	})
 
 	It("ends no session without a port of the node when others need one", func() {
@@ -114,20 +127,12 @@ func redirectedUDPSpecs(portal string) {
 		Expect(metric(node, `usher_service_connections_total{namespace="default",service="dns"}`)).To(BeEquivalentTo(1), "the session continues")
 	})
 
-	It("skips an endpoint that is a node port of this node", func() {
+	It("skips endpoints that are a node port of this node or usher's own address", func() {
 		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
 		dns.endpoints = []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:30053"), first.addr}
-		u := start()
-		for range 4 {
-			reaches(pod, first)
-		}
-		Eventually(u.Out).Should(gbytes.Say(`→ 10\.244\.0\.1:30053 .*refused: the endpoint is a VIP, a node port of this node`))
-		Expect(first.got.Load()).To(BeEquivalentTo(4))
-	})
-
-	It("skips an endpoint that is usher's own address", func() {
-		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
-		dns.endpoints = []netip.AddrPort{netip.MustParseAddrPort("192.0.0.117:30053"), first.addr}
+		four := service{name: "four", clusterIP: "10.96.0.12", port: 53, protocol: "UDP", portFields: ", nodePort: 30055", spec: "  type: NodePort\n",
+			endpoints: []netip.AddrPort{netip.MustParseAddrPort("192.0.0.117:30055"), second.addr}}
+		four.write(dir)
 		six := service{name: "six", clusterIP: "fd00:10:96::10", port: 53, protocol: "UDP", portFields: ", nodePort: 30054", spec: "  type: NodePort\n",
 			endpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd75:7368:6572::1]:30054"), startEcho(l.Pods, lab.Pod6(1))}}
 		six.write(dir)
@@ -137,41 +142,46 @@ func redirectedUDPSpecs(portal string) {
 		u := start()
 		for range 4 {
 			reaches(pod, first)
+			Expect(askAnew(pod, four.vip())).To(Equal(four.endpoints[1]))
 			Expect(askAnew(pod, six.vip())).To(Equal(six.endpoints[1]))
 			Expect(ask(pod, web.vip())).To(Equal(web.endpoints[1]))
 		}
-		for _, own := range []string{`192\.0\.0\.117:30053`, `\[fd75:7368:6572::1\]:30054`, `192\.0\.0\.117:30080`} {
+		Eventually(func() string { return string(u.Out.Contents()) }).Should(MatchRegexp(`→ 10\.244\.0\.1:30053 .*refused: the endpoint is a VIP, a node port of this node`))
+		for _, own := range []string{`192\.0\.0\.117:30055`, `\[fd75:7368:6572::1\]:30054`, `192\.0\.0\.117:30080`} {
 			Eventually(func() string { return string(u.Out.Contents()) }).Should(MatchRegexp(`→ ` + own + ` .*refused: .*usher's own address`))
 		}
-		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(8))
+		Expect(first.got.Load()).To(BeEquivalentTo(4))
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(12))
 	})
 
-	for _, nodes := range [][2]string{{lab.NodeOut4, lab.Outside4}, {lab.NodeOut6, lab.Outside6}} {
-		It("limits the hops of a datagram that loops between nodes, with the endpoint "+nodes[1], func() {
-			at := func(addr string) []netip.AddrPort {
-				return []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(addr), 30053)}
-			}
-			dns.portFields, dns.spec, dns.endpoints = ", nodePort: 30053", "  type: NodePort\n", at(nodes[1])
-			if at(nodes[1])[0].Addr().Is6() {
-				dns.clusterIP = "fd00:10:96::10"
-			}
-			start()
-			elsewhere := manifestsDir()
-			dns.endpoints = at(nodes[0])
-			dns.write(elsewhere)
-			startUsher(l.Outside, elsewhere, "--portal="+portal)
-			c, err := pod.DialUDP("", dns.vip())
+	It("limits the hops of a datagram that loops between nodes, over IPv4 and IPv6", func() {
+		at := func(addr string, nodePort uint16) []netip.AddrPort {
+			return []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(addr), nodePort)}
+		}
+		six := service{name: "six", clusterIP: "fd00:10:96::10", port: 53, protocol: "UDP", portFields: ", nodePort: 30054", spec: "  type: NodePort\n"}
+		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
+		elsewhere := manifestsDir()
+		dns.endpoints, six.endpoints = at(lab.NodeOut4, 30053), at(lab.NodeOut6, 30054)
+		dns.write(elsewhere)
+		six.write(elsewhere)
+		dns.endpoints, six.endpoints = at(lab.Outside4, 30053), at(lab.Outside6, 30054)
+		six.write(dir)
+		start()
+		startUsher(l.Outside, elsewhere, "--portal="+portal)
+		both := func(name string) func() float64 {
+			return func() float64 { return metric(node, name) + metric(outside, name) }
+		}
+		dropped, sent := both(`usher_udp_datagrams_dropped_total{reason="hop-limit"}`), both(`usher_udp_datagrams_total{to="endpoint"}`)
+		for i, vip := range []string{dns.vip(), six.vip()} {
+			before := sent()
+			c, err := pod.DialUDP("", vip)
 			Expect(err).NotTo(HaveOccurred())
 			_, err = c.Write([]byte(who))
 			Expect(err).NotTo(HaveOccurred())
-			Eventually(func() float64 {
-				const dropped = `usher_udp_datagrams_dropped_total{reason="hop-limit"}`
-				return metric(node, dropped) + metric(outside, dropped)
-			}).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
-			const sent = `usher_udp_datagrams_total{to="endpoint"}`
-			Expect(metric(node, sent)+metric(outside, sent)).To(And(BeNumerically(">", 2), BeNumerically("<=", 64)), "64 is the Pod's hop limit")
-		})
-	}
+			Eventually(dropped).WithTimeout(10*time.Second).Should(BeEquivalentTo(1+i), vip)
+			Expect(sent()-before).To(And(BeNumerically(">", 2), BeNumerically("<=", 64)), "64 is the Pod's hop limit")
+		}
+	})
 
 	It("listens on a free port of --proxy-port-range if the preferred one is taken", func() {
 		for _, taken := range []string{"0.0.0.0:20000", "0.0.0.0:20001", "0.0.0.0:20003"} {

@@ -178,7 +178,7 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("retries on the next endpoint if one refuses or its host does not respond, and refuses clients while there is none", func() {
+	It("retries on the next endpoint if one refuses or its host does not respond, refuses clients while there is none, and moves those of a removed one", func() {
 		good := startEcho(l.Pods, lab.Pod(1))
 		dns.endpoints = []netip.AddrPort{dead(2), dead(3), good}
 		at := func(name, clusterIP string, endpoints ...netip.AddrPort) *service {
@@ -189,6 +189,7 @@ func udpSpecs(portal string) {
 		vanished := at("vanished", "10.96.0.11", netip.MustParseAddrPort("10.244.0.98:5300"), good) // no host has this address
 		refusing := at("refusing", "10.96.0.12", dead(4), dead(5))
 		empty := at("empty", "10.96.0.13")
+		moving := at("moving", "10.96.0.14", good)
 		u := start("--trace")
 		var took []time.Duration
 		for range 50 {
@@ -238,18 +239,15 @@ func udpSpecs(portal string) {
 		empty.write(dir)
 		// The node does not send an ICMP error for each datagram.
 		Eventually(func() error { return ask(100 * time.Millisecond) }).WithTimeout(30 * time.Second).Should(Succeed())
-	})
 
-	It("moves a client that sends continuously to another endpoint when its endpoint is removed", func() {
-		first, second := startEcho(l.Pods, lab.Pod(1)), startEcho(l.Pods, lab.Pod(2))
-		dns.endpoints = []netip.AddrPort{first}
-		u := start("--trace")
-		c, err := pod.DialUDP("", dns.vip())
+		By("moving a client that sends continuously to another endpoint when its endpoint is removed")
+		second := startEcho(l.Pods, lab.Pod(7))
+		c, err = pod.DialUDP("", moving.vip())
 		Expect(err).NotTo(HaveOccurred())
 		asked, stop := keepAsking(c, 10*time.Second) // later answers count as lost
-		Eventually(asked.latest).Should(Equal(first.String()))
-		dns.endpoints = []netip.AddrPort{second}
-		dns.write(u.manifests)
+		Eventually(asked.latest).Should(Equal(good.String()))
+		moving.endpoints = []netip.AddrPort{second}
+		moving.write(dir)
 		Eventually(asked.latest).WithTimeout(30 * time.Second).Should(Equal(second.String()))
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-removed"))
 		Consistently(asked.latest).WithTimeout(300 * time.Millisecond).Should(Equal(second.String()))
