@@ -184,29 +184,4 @@ var _ = Describe("usher's commands", func() {
 		Expect(command("get", "endpoints", "--state=degraded")).To(And(ContainSubstring("10.244.0.12:8080"), ContainSubstring("10.244.0.11:8080")))
 		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 accepts connections but never responds evidence: in the last minutes it had \d+ clients and sent no byte`))
 	})
-
-	It("report unknown Services and invalid flag values", func() {
-		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
-		start()
-		for _, wrong := range []struct {
-			args []string
-			says string
-		}{
-			{[]string{"get", "connections", "wbe"}, "no Service default/wbe is served"},
-			{[]string{"get", "connections", "web", "wbe"}, "no Service default/wbe is served"},
-			{[]string{"get", "affinity", "wbe"}, "no Service default/wbe is served"},
-			{[]string{"get", "portals", "wbe"}, "no Service default/wbe is served"},
-			{[]string{"get", "services", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
-			{[]string{"get", "endpoints", "10.244.0.99:80", "--state", "ready"}, "there is no endpoint 10.244.0.99:80 of a Service that usher serves"},
-			{[]string{"get", "endpoints", "--state", "bad"}, `--state: invalid value "bad": must be one of ready,`},
-			{[]string{"get", "services", "--sort", "size"}, `--sort: invalid value "size": must be one of name,`},
-			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: invalid value "bad": must be one of ok, retried, slow, failed, no-response`},
-			{[]string{"get", "connections", "--end", "reset"}, `--end: invalid value "reset": must be one of client-closed,`},
-			{[]string{"trace", "--end", "reset"}, `--end: invalid value "reset": must be one of client-closed,`},
-		} {
-			_, err, code := askUsher(l.Node, wrong.args...)
-			Expect(code).NotTo(BeZero(), "%v", wrong.args)
-			Expect(err).To(ContainSubstring(wrong.says), "%v", wrong.args)
-		}
-	})
 })

@@ -353,7 +353,8 @@ var _ = Describe("a keeper", func() {
 		Expect(k.Err).To(gbytes.Say("The usher instance that took over has ended"))
 	})
 
-	It("exits with usher's exit code if usher cannot start", func() {
+	It("exits with usher's exit code if usher cannot start, and removes all rules when it is interrupted", func() {
+		before := state(l.Node)
 		u := launchUsher(l.Node, dir, "--keeper", "--portal=nonsense")
 		Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(2))
 		first := startKept(l.Node, dir, "--portal=nftables")
@@ -361,6 +362,12 @@ var _ = Describe("a keeper", func() {
 		Eventually(second).WithTimeout(time.Minute).Should(gexec.Exit(75))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		Expect(lab.Children(first.Command.Process.Pid)).To(HaveLen(1))
+
+		first.crash()
+		first.Interrupt()
+		Eventually(first).WithTimeout(time.Minute).Should(gexec.Exit(0))
+		Expect(state(l.Node)).To(Equal(before))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).Error().To(HaveOccurred())
 	})
 
 	It("leaves usher running when it is killed, and the next keeper takes over", func() {
@@ -373,16 +380,6 @@ var _ = Describe("a keeper", func() {
 		Eventually(lab.Runs).WithArguments(orphan).WithTimeout(time.Minute).Should(BeFalse())
 		second.crash()
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
-	})
-
-	It("removes all rules when it is interrupted", func() {
-		before := state(l.Node)
-		k := startKept(l.Node, dir, "--portal=nftables")
-		k.crash()
-		k.Interrupt()
-		Eventually(k).WithTimeout(time.Minute).Should(gexec.Exit(0))
-		Expect(state(l.Node)).To(Equal(before))
-		Expect(ask(l.Pods.NewDialer(1), web.vip())).Error().To(HaveOccurred())
 	})
 
 	It("drops sockets that usher closes, and keeps those that usher opens", func() {

@@ -169,56 +169,60 @@ var _ = Describe("manifests", func() {
 	})
 
 	for _, mode := range []string{"iptables", "nftables", "address"} {
-		for _, family := range []string{"IPv4", "IPv6"} {
-			It(fmt.Sprintf("get stable node ports, and follow topology keys, over %s with the portal %s", family, mode), func() {
-				vip, node, of := clusterIP, lab.NodeOut4, lab.Pod
-				if family == "IPv6" {
-					vip, node, of = "fd00:10:96::10", lab.NodeOut6, lab.Pod6
-					startBackend(l.Pods, of(1), 8080)
-					startBackend(l.Pods, of(2), 8080)
-				}
-				dir := manifestsDir()
-				writeFile(filepath.Join(dir, "all.yaml"), fmt.Sprintf(`
+		It("get stable node ports, and follow topology keys, over IPv4 and IPv6, with the portal "+mode, func() {
+			startBackend(l.Pods, lab.Pod6(1), 8080)
+			startBackend(l.Pods, lab.Pod6(2), 8080)
+			families := []struct {
+				name, vip, node, listens string
+				of                       func(int) netip.Addr
+			}{
+				{"IPv4", clusterIP, lab.NodeOut4, `0\.0\.0\.0`, lab.Pod},
+				{"IPv6", "fd00:10:96::10", lab.NodeOut6, `\[::\]`, lab.Pod6},
+			}
+			text := "apiVersion: v1\nkind: Node\nmetadata: {name: near, labels: {example.com/rack: \"7\"}}\n"
+			for _, f := range families {
+				text += fmt.Sprintf(`---
 apiVersion: v1
 kind: Service
-metadata: {name: web}
-spec: {clusterIP: "%s", type: NodePort, ports: [{port: 80}], topologyKeys: [example.com/rack]}
+metadata: {name: web-%[1]s}
+spec: {clusterIP: "%[2]s", type: NodePort, ports: [{port: 80}], topologyKeys: [example.com/rack]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
-addressType: %s
+metadata: {name: web-%[1]s-1, labels: {kubernetes.io/service-name: web-%[1]s}}
+addressType: %[3]s
 ports: [{name: "", port: 8080}]
 endpoints:
-- {addresses: ["%s"], nodeName: far}
-- {addresses: ["%s"], nodeName: near}
----
-apiVersion: v1
-kind: Node
-metadata: {name: near, labels: {example.com/rack: "7"}}
-`, vip, family, of(1), of(2)))
-				near, had := netip.AddrPortFrom(of(2), 8080), ""
-				for range 2 {
-					u := startUsher(l.Node, dir, "--portal="+mode, "--node-labels=example.com/rack=7")
-					out, errs, code := askUsher(l.Node, "get", "services", "web", "-o", "yaml")
+- {addresses: ["%[4]s"], nodeName: far}
+- {addresses: ["%[5]s"], nodeName: near}
+`, strings.ToLower(f.name), f.vip, f.name, f.of(1), f.of(2))
+			}
+			dir := manifestsDir()
+			writeFile(filepath.Join(dir, "all.yaml"), text)
+			had := map[string]string{} // node ports by family
+			for range 2 {
+				u := startUsher(l.Node, dir, "--portal="+mode, "--node-labels=example.com/rack=7")
+				checked, errs, code := askUsher(l.Node, "check", "--diff", dir, "-o", "json", "--node-labels=example.com/rack=7", "--admin-address=127.0.0.1:1")
+				Expect(code).To(BeZero(), errs)
+				for _, f := range families {
+					near := netip.AddrPortFrom(f.of(2), 8080)
+					out, errs, code := askUsher(l.Node, "get", "services", "web-"+strings.ToLower(f.name), "-o", "yaml")
 					Expect(code).To(BeZero(), errs)
 					Expect(out).To(ContainSubstring("key: example.com/rack"))
-					out, errs, code = askUsher(l.Node, "check", "--diff", dir, "-o", "json", "--node-labels=example.com/rack=7", "--admin-address=127.0.0.1:1")
-					Expect(code).To(BeZero(), errs)
-					port := regexp.MustCompile(`NodePort \S+:(3\d{4})"`).FindStringSubmatch(out)
-					Expect(port).NotTo(BeNil(), out)
-					if had == "" {
-						had = port[1]
+					port := regexp.MustCompile(`NodePort ` + f.listens + `:(3\d{4})"`).FindStringSubmatch(checked)
+					Expect(port).NotTo(BeNil(), checked)
+					if had[f.name] == "" {
+						had[f.name] = port[1]
 					}
-					Expect(port[1]).To(Equal(had))
+					Expect(port[1]).To(Equal(had[f.name]))
 					for range 4 {
-						Expect(ask(pod, net.JoinHostPort(vip, "80"))).To(Equal(near))
-						Expect(ask(pod, net.JoinHostPort(node, had))).To(Equal(near))
+						Expect(ask(pod, net.JoinHostPort(f.vip, "80"))).To(Equal(near))
+						Expect(ask(pod, net.JoinHostPort(f.node, had[f.name]))).To(Equal(near))
 					}
-					u.stop()
 				}
-			})
-		}
+				u.stop()
+			}
+		})
 	}
 
 	It("that are invalid do not affect served Services, and the log has file and document", func() {
