@@ -138,7 +138,7 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		}
 	}
 
-	It("shows the state of all nodes, merged or by node, as a kubectl plugin and directly", func() {
+	It("shows the state of all nodes, merged or by node, as a kubectl plugin and directly, and reports missing permissions", func() {
 		clients(3, 2)
 		Eventually(func() string { // until the connections have ended
 			out, _ := says(0, "get", "services")
@@ -193,6 +193,25 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		Expect(out).To(HavePrefix("elsewhere\nhere\n"))
 		out, _ = says(0, "explain", "web", "--client", "10.244.0.50")
 		Expect(out).To(ContainSubstring("On elsewhere"))
+
+		By("using the user's permissions, and reporting missing permissions and nodes without usher")
+		operator := kubeconfig
+		kubeconfig = c.person("nobody")
+		_, errors = says(1, "get", "services")
+		Expect(errors).To(And(HavePrefix("usher: list Pods in namespace kube-system is forbidden"),
+			ContainSubstring("kubectl -n kube-system create role usher-list --verb=list --resource=pods")))
+		kubeconfig = c.person("lister", listPods)
+		for _, args := range [][]string{{"get", "services"}, {"dashboard", "--address=127.0.0.1:0"}, {"trace"}, {"trace", "--follow=false"}, {"get", "connection", "1"}} {
+			_, errors = says(1, args...)
+			Expect(errors).To(And(HavePrefix("usher: port-forward to Pods in namespace kube-system is forbidden"),
+				ContainSubstring("kubectl -n kube-system create role usher-ask --verb=get,create --resource=pods/portforward")), fmt.Sprint(args))
+			Expect(strings.Count(errors, "forbidden")).To(BeNumerically("<=", 3), "not for each node: %s", errors)
+		}
+		kubeconfig = operator
+		_, errors = says(1, "get", "services", "--node", "other")
+		Expect(errors).To(MatchRegexp(`^usher: usher is not running on node other: no Pod there with the label app.kubernetes.io/name=usher in namespace kube-system of https://.*; nodes with one: elsewhere, here\n$`))
+		_, errors = says(2, "get", "services", "--local", "--node", "other")
+		Expect(errors).To(ContainSubstring("--node cannot be combined with --local"))
 	})
 
 	It("shows whether an endpoint is in quarantine because of its Pod or one node", func() {
@@ -282,25 +301,5 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		}
 		Expect(told).To(HaveEach(1), "no event is shown twice, neither a past one nor after a restart")
 		Expect(told).To(HaveKey(MatchRegexp(`^\S+ elsewhere +.*#1 .* accepted `)), "events before the command started")
-	})
-
-	It("uses the user's permissions, and reports missing permissions and nodes without usher", func() {
-		operator := kubeconfig
-		kubeconfig = c.person("nobody")
-		_, errors := says(1, "get", "services")
-		Expect(errors).To(And(HavePrefix("usher: list Pods in namespace kube-system is forbidden"),
-			ContainSubstring("kubectl -n kube-system create role usher-list --verb=list --resource=pods")))
-		kubeconfig = c.person("lister", listPods)
-		for _, args := range [][]string{{"get", "services"}, {"dashboard", "--address=127.0.0.1:0"}, {"trace"}, {"trace", "--follow=false"}, {"get", "connection", "1"}} {
-			_, errors = says(1, args...)
-			Expect(errors).To(And(HavePrefix("usher: port-forward to Pods in namespace kube-system is forbidden"),
-				ContainSubstring("kubectl -n kube-system create role usher-ask --verb=get,create --resource=pods/portforward")), fmt.Sprint(args))
-			Expect(strings.Count(errors, "forbidden")).To(BeNumerically("<=", 3), "not for each node: %s", errors)
-		}
-		kubeconfig = operator
-		_, errors = says(1, "get", "services", "--node", "other")
-		Expect(errors).To(MatchRegexp(`^usher: usher is not running on node other: no Pod there with the label app.kubernetes.io/name=usher in namespace kube-system of https://.*; nodes with one: elsewhere, here\n$`))
-		_, errors = says(2, "get", "services", "--local", "--node", "other")
-		Expect(errors).To(ContainSubstring("--node cannot be combined with --local"))
 	})
 })

@@ -138,13 +138,6 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		return list
 	}
 
-	It("uses all Pods in rotation, with permissions only for Services, Events and port-forward", func() {
-		u := c.laptop(c.developer("get", "create"), "--via=portforward", patiently)
-		Expect(three()).To(ConsistOf(all()))
-		Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
-		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
-	})
-
 	It("lets a non-root user's command reach Services by name and port (kubectl usher exec)", func() {
 		lab.UserNamespaces()
 		for _, program := range []string{"bash", "setpriv"} {
@@ -173,8 +166,10 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(three()).To(ConsistOf(all()))
 	})
 
-	It("loses only the open streams of a Pod that is removed under load", func() {
+	It("uses all Pods in rotation with permissions only for Services, Events and port-forward, and loses only the open streams of a Pod that is removed under load", func() {
 		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--trace=false", patiently)
+		Expect(three()).To(ConsistOf(all()))
+		Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
 		open, err := connect(laptop, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
 		victim, others := pods[0], pods[1:]
@@ -195,6 +190,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		}
 		AddReportEntry("connections", fmt.Sprintf("%d, of which %d were open to the Pod that went, and %d failed", l.count(), broken, len(l.failures)))
 		Expect(u.Session).NotTo(gexec.Exit())
+		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
 	})
 
 	It("tries the next Pod if one refuses, with the data that the client has sent", func() {
@@ -218,9 +214,42 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(strings.Count(u.told(), ": connection refused after")).To(Equal(1), "after that it is in quarantine")
 	})
 
-	It("reaches Pods that were replaced under the same names, while clients keep trying", func() {
+	It("carries 1 MiB in both directions and the Pod's FIN, reaches Pods that were replaced under the same names, and resets clients of a Pod that exits", func() {
+		other := c.service("other", noSelector)
+		c.write(c.slice("other", "a", endpoint(lab.Pod(1))))
 		// Not patiently: after all Pods have failed, usher waits for the end of the time slot.
-		c.laptop(c.developer("get", "create"), "--via=portforward")
+		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		open, err := connect(laptop, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(open.SetDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+		question := strings.Repeat("0123456789abcdef", 1<<16)
+		go func() { _, _ = io.Copy(open, strings.NewReader(question)) }()
+		answer := make([]byte, len(question))
+		_, err = io.ReadFull(open, answer)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(answer) == question).To(BeTrue())
+		Expect(open.Conn.(*net.TCPConn).CloseWrite()).To(Succeed())
+		_, err = open.Read(make([]byte, 1))
+		Expect(err).To(MatchError(io.EOF))
+		Eventually(u.Out).Should(gbytes.Say(`closed after .* client-closed, %d bytes to `, len(question)))
+
+		By("reporting an endpoint that is not a Pod")
+		Eventually(failure(laptop, vip(other))).WithTimeout(soon).Should(HaveOccurred())
+		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice names no Pod for 10.244.0.11"))
+
+		By("reporting UDP Services, which it does not support")
+		c.service("web-udp", func(s *corev1.Service) {
+			s.Spec.Selector = map[string]string{"app": "web"}
+			s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+		})
+		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("Service port is not served as configured.*only TCP is supported: port-forward supports only TCP.*ProtocolNotServed"))
+		Eventually(func(g Gomega) {
+			list, err := c.api.EventsV1().Events(c.namespace).List(context.Background(), metav1.ListOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(list.Items).To(ContainElement(And(HaveField("Reason", "ProtocolNotServed"), HaveField("Regarding.Name", "web-udp"))))
+		}).WithTimeout(soon).Should(Succeed())
+
+		By("reaching replaced Pods, while clients keep trying")
 		seen := map[netip.AddrPort]bool{}
 		Eventually(func() []netip.AddrPort {
 			for _, name := range three() {
@@ -236,11 +265,9 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 			}
 			return slices.Collect(maps.Keys(seen))
 		}).WithTimeout(soon).Should(ConsistOf(all()))
-	})
 
-	It("resets the client if the Pod exits during a response", func() {
-		c.laptop(c.developer("get", "create"), "--via=portforward")
-		open, err := connect(laptop, vip(svc))
+		By("resetting the client if the Pod exits during a response")
+		open, err = connect(laptop, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
 		for _, p := range pods {
 			p.kill()
@@ -250,23 +277,6 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(err).To(MatchError(syscall.ECONNRESET))
 	})
 
-	It("carries 1 MiB in both directions, and the Pod's FIN", func() {
-		u := c.laptop(c.developer("get", "create"), "--via=portforward")
-		open, err := connect(laptop, vip(svc))
-		Expect(err).NotTo(HaveOccurred())
-		Expect(open.SetDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
-		question := strings.Repeat("0123456789abcdef", 1<<16)
-		go func() { _, _ = io.Copy(open, strings.NewReader(question)) }()
-		answer := make([]byte, len(question))
-		_, err = io.ReadFull(open, answer)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(string(answer) == question).To(BeTrue())
-		Expect(open.Conn.(*net.TCPConn).CloseWrite()).To(Succeed())
-		_, err = open.Read(make([]byte, 1))
-		Expect(err).To(MatchError(io.EOF))
-		Eventually(u.Out).Should(gbytes.Say(`closed after .* client-closed, %d bytes to `, len(question)))
-	})
-
 	It("reports missing permissions", func() {
 		u := c.laptop(c.developer(), "--via=portforward", patiently)
 		Expect(ask(laptop, vip(svc))).Error().To(MatchError(syscall.ECONNRESET))
@@ -274,28 +284,6 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Eventually(u.Out).Should(gbytes.Say("port-forward is forbidden: requires get and create on pods/portforward in namespace " + c.namespace))
 		Eventually(u.Out).Should(gbytes.Say("closed after "))
 		Expect(string(u.Out.Contents())).NotTo(ContainSubstring("attempt 2"), "no other Pod is tried")
-	})
-
-	It("reports UDP Services, which it does not support", func() {
-		u := c.laptop(c.developer("get", "create"), "--via=portforward")
-		c.service("web-udp", func(s *corev1.Service) {
-			s.Spec.Selector = map[string]string{"app": "web"}
-			s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
-		})
-		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("Service port is not served as configured.*only TCP is supported: port-forward supports only TCP.*ProtocolNotServed"))
-		Eventually(func(g Gomega) {
-			list, err := c.api.EventsV1().Events(c.namespace).List(context.Background(), metav1.ListOptions{})
-			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(list.Items).To(ContainElement(And(HaveField("Reason", "ProtocolNotServed"), HaveField("Regarding.Name", "web-udp"))))
-		}).WithTimeout(soon).Should(Succeed())
-	})
-
-	It("reports an endpoint that is not a Pod", func() {
-		other := c.service("other", noSelector)
-		c.write(c.slice("other", "a", endpoint(lab.Pod(1))))
-		u := c.laptop(c.developer("get", "create"), "--via=portforward")
-		Eventually(failure(laptop, vip(other))).WithTimeout(soon).Should(HaveOccurred())
-		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice names no Pod for 10.244.0.11"))
 	})
 
 	Describe("replaced by --via=auto", func() {
