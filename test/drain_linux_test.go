@@ -18,10 +18,23 @@ import (
 
 var _ = Describe("added and removed endpoints, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
-		DescribeTable(portal, func(vip string, at func(int) netip.Addr) { specifyDraining(portal, vip, at) },
-			Entry("IPv4", clusterIP, lab.Pod),
-			Entry("IPv6", "fd00:10:96::10", lab.Pod6),
-		)
+		It(portal+": keep, drain and end connections, over IPv4 and IPv6", func() {
+			if portal == "iptables" {
+				missing("iptables")
+			}
+			l, dir := lab.New(), manifestsDir()
+			services := []service{{name: "four", clusterIP: clusterIP}, {name: "six", clusterIP: "fd00:10:96::10"}}
+			for i, at := range []func(int) netip.Addr{lab.Pod, lab.Pod6} {
+				services[i].port = 80
+				services[i].endpoints = []netip.AddrPort{startBackend(l.Pods, at(1), 8080).addr, startBackend(l.Pods, at(2), 8080).addr}
+				services[i].write(dir)
+			}
+			u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
+			for _, s := range services {
+				By("testing " + s.name)
+				specifyDraining(l, u, s)
+			}
+		})
 	}
 
 	DescribeTable("address: a new endpoint's share grows during slow start",
@@ -70,15 +83,10 @@ var _ = Describe("added and removed endpoints, with the portal", func() {
 	)
 })
 
-func specifyDraining(portal, vip string, at func(int) netip.Addr) {
-	if portal == "iptables" {
-		missing("iptables")
-	}
-	l, dir := lab.New(), manifestsDir()
+// specifyDraining changes the two endpoints of a Service.
+func specifyDraining(l *lab.Lab, u *usher, web service) {
 	pod := l.Pods.NewDialer(16)
-	web := service{name: "web", clusterIP: vip, port: 80}
-	stays, leaves := startBackend(l.Pods, at(1), 8080).addr, startBackend(l.Pods, at(2), 8080).addr
-	var u *usher
+	stays, leaves := web.endpoints[0], web.endpoints[1]
 	// serve makes usher serve endpoints, and waits until usher's trace matches seen.
 	serve := func(drain, seen string, endpoints ...netip.AddrPort) {
 		GinkgoHelper()
@@ -86,12 +94,9 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 		if drain != "" {
 			web.metadata = ", annotations: {usher.io/drain-timeout: " + drain + "}"
 		}
-		web.write(dir)
+		web.write(u.manifests)
 		Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(seen))
 	}
-	web.endpoints = []netip.AddrPort{stays, leaves}
-	web.write(dir)
-	u = startUsher(l.Node, dir, "--portal="+portal, "--trace")
 	connect := func(to netip.AddrPort) *net.TCPConn {
 		GinkgoHelper()
 		for range 10 {
@@ -128,12 +133,14 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	Consistently(func() error { return talk(first) }).WithTimeout(2 * time.Second).Should(Succeed())
 
 	By("keeping a connection whose endpoint returns within the drain timeout")
-	serve("1h", "web:main.* changed", stays)
+	serve("1h", web.name+":main.* changed", stays)
 	serve("1h", added, stays, leaves)
-	serve("1s", "web:main.* changed", stays, leaves)
+	serve("1s", web.name+":main.* changed", stays, leaves)
 	Consistently(func() error { return talk(first) }).WithTimeout(3 * time.Second).Should(Succeed())
 
 	By("ending an idle and a busy connection after the drain timeout")
+	drained := sample(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`)
+	before := drained()
 	silent := connect(leaves)
 	began := time.Now()
 	serve("1s", removed, stays)
@@ -150,10 +157,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	Expect(ends(silent, began)).To(BeNumerically(">=", time.Second))
 	Eventually(talks).WithTimeout(30 * time.Second).Should(Receive(reset))
 	Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
-	Eventually(func() float64 {
-		return metric(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`)
-	}).
-		WithTimeout(30 * time.Second).Should(BeEquivalentTo(2))
+	Eventually(drained).WithTimeout(30 * time.Second).Should(BeEquivalentTo(before + 2))
 	Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say("closed after .*: endpoint-drained"))
 
 	By("ending a connection to a terminating endpoint")
@@ -163,13 +167,13 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	web.endpoints = []netip.AddrPort{stays, leaves}
 	text := web.yaml()
 	i := strings.LastIndex(text, "ready: true")
-	writeFile(filepath.Join(dir, "web.yaml"), text[:i]+"ready: false, serving: true, terminating: true"+text[i+len("ready: true"):])
+	writeFile(filepath.Join(u.manifests, web.name+".yaml"), text[:i]+"ready: false, serving: true, terminating: true"+text[i+len("ready: true"):])
 	Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say("endpoint .*:8080 is now terminating"))
-	out, _, _ := askUsher(l.Node, "explain", "web")
+	out, _, _ := askUsher(l.Node, "explain", web.name)
 	Expect(out).To(ContainSubstring("its connections end 1.0 s after termination started"))
 	Expect(ends(terminates, began)).To(BeNumerically(">=", time.Second))
 
 	Expect(talk(other)).To(Succeed())
-	out, _, _ = askUsher(l.Node, "get", "services", "web", "-o", "wide")
+	out, _, _ = askUsher(l.Node, "get", "services", web.name, "-o", "wide")
 	Expect(out).To(MatchRegexp(`DRAIN(?s:.*) 1s `))
 }
