@@ -118,16 +118,15 @@ var _ = Describe("the drain, slow start, idle and access log settings of a Servi
 		Expect(lines()[len(before):]).To(MatchRegexp(`\A[^\n]*\n\z`), "one line, for only one of the connections")
 	})
 
-	It("cause a problem if the access log is enabled but not configured", func() {
-		c.usher()
+	It("cause a problem if the access log is enabled but not configured; end connections to a terminating endpoint, even if the annotation is added later", func() {
+		u := c.usher()
 		c.annotate("web", accessLog, "true")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(
 			`metadata.annotations[usher.io/access-log]: Invalid value: "true": no access log on this node; set --access-log`)))
 		Expect(said()).To(Equal(says{}))
-	})
+		c.annotate("web", accessLog, "")
 
-	It("end connections to a terminating endpoint, even if the annotation is added later", func() {
-		u := c.usher()
+		By("keeping connections to a terminating endpoint without a drain timeout")
 		var leaving, staying *connection
 		for leaving == nil || staying == nil {
 			open, err := connect(c.pod, vip(svc))

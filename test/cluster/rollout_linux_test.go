@@ -43,7 +43,7 @@ func (c *cluster) awaitTerminating(service string, pod *kubernetesPod) {
 }
 
 var _ = Describe("of 200 connections per second, none fails", func() {
-	It("during a rolling update, while old Pods terminate and new ones become ready", func() {
+	It("during a rolling update, and during a drain, while all Pods terminate before a new one is ready", func() {
 		c := newCluster()
 		svc := c.service("web")
 		var old, young []*kubernetesPod
@@ -77,27 +77,20 @@ var _ = Describe("of 200 connections per second, none fails", func() {
 			Expect(p.connections()).NotTo(BeZero())
 		}
 		AddReportEntry("connections", l.count())
-	})
+		Expect(open.Close()).To(Succeed())
 
-	It("during a drain, while all Pods terminate before a new one is ready", func() {
-		c := newCluster()
-		svc := c.service("web")
-		old := []*kubernetesPod{c.startPod("web", 1, here), c.startPod("web", 2, here)}
-		for _, p := range old {
-			c.awaitReady("web", p)
-		}
-		c.usher("--trace=false")
-		l := startLoad(c.pod, vip(svc), 200)
+		By("draining: all Pods terminate before a new one is ready")
+		l = startLoad(c.pod, vip(svc), 200)
 		l.more(100)
-		for _, p := range old {
+		for _, p := range young {
 			p.terminate()
 			c.awaitTerminating("web", p)
 		}
 		l.more(200) // no endpoint is ready: terminating ones that still serve are used
-		fresh := c.startPod("web", 11, elsewhere)
+		fresh := c.startPod("web", 21, elsewhere)
 		c.awaitReady("web", fresh)
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(fresh.addr))
-		for _, p := range old {
+		for _, p := range young {
 			p.stop()
 			p.remove()
 		}
