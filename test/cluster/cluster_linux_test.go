@@ -118,7 +118,7 @@ func (c *cluster) clear() {
 	Expect(c.api.DiscoveryV1().EndpointSlices(c.namespace).DeleteCollection(ctx, now, all)).To(Succeed())
 }
 
-// forget is clear, for specs that share an usher process. It waits until that serves nothing of the namespace.
+// forget is clear for specs that share one usher process: it waits until that serves nothing of the namespace.
 func (c *cluster) forget() {
 	GinkgoHelper()
 	c.clear()
