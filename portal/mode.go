@@ -46,9 +46,6 @@ type Traits struct {
 	Redirects bool
 	// Local says that VIPs become addresses of this node, and listeners bind to them. VIPs then need no other route.
 	Local bool
-	// InNamespace says that the VIPs of a portal are addresses in a dedicated network namespace instead. Packets to the
-	// node's own addresses do not arrive there, so listeners for these are on the node: see Bind.Namespace.
-	InNamespace bool
 	// KubeProxy is the mode of kube-proxy that works in the same way, as named in kube-proxy's configuration and
 	// metrics; empty if there is none.
 	KubeProxy string
@@ -112,15 +109,9 @@ type Options struct {
 	IPTablesVariant string
 	// IPTablesTarget is one of IPTablesTargets. Empty: the first.
 	IPTablesTarget string
-	// AddressNamespace is one of AddressNamespaces. Empty: "never".
-	AddressNamespace string
 	// OtherProxies says that another proxy of this node serves the Services that usher does not.
 	OtherProxies bool
 }
-
-// AddressNamespaces are the choices for a dedicated network namespace for the VIPs of mode address: auto, if a test
-// shows that it works here; always; never.
-var AddressNamespaces = []string{"auto", "always", "never"}
 
 // IPTablesTargets are the iptables targets that can redirect packets to a listener. DNAT redirects to a dedicated
 // address of usher's. REDIRECT redirects to an address of the incoming interface, which must have one.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 )
 
 // Portal is one way to bring packets for a VIP to a local listener. Its methods are safe for concurrent use. Apply,
@@ -249,27 +248,8 @@ type Bind struct {
 	// Transparent says that the listener's socket has to be transparent (IP_TRANSPARENT, ip(7)): the portal's rules
 	// drop packets redirected to any other socket.
 	Transparent bool
-	// Namespace is where the listener's sockets have to be made; nil is the network namespace from which endpoints are
-	// reached.
-	Namespace Namespace
 	// Targets are the targets that this listener serves.
 	Targets []Target
-}
-
-// Namespace is a portal's dedicated network namespace. Two Namespaces are the same if they are ==.
-type Namespace interface {
-	// Socket makes a socket in the namespace, as socket(2) does.
-	Socket(domain, kind, protocol int) (fd int, err error)
-}
-
-// Namespaced is a Portal that may have such a namespace. The namespace ends when no process has its descriptor or one
-// of its sockets open, so a successor receives the descriptor with the listeners.
-type Namespaced interface {
-	// Namespace returns a descriptor of the namespace, which the caller closes; nil if there is none.
-	Namespace() *os.File
-	// UseNamespace makes the portal use a predecessor's namespace, and closes the descriptor. It is called before the
-	// first Listen.
-	UseNamespace(*os.File)
 }
 
 // Result is the outcome of Apply or Check. The zero Result: all is as wanted.

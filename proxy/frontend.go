@@ -239,7 +239,7 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 	}
 	l, err := f.open(b)
 	if err == nil {
-		f.proxy.keep(l, f.Protocol, b.Namespace != nil)
+		f.proxy.keep(l, f.Protocol)
 		if f.proxy.listening != nil {
 			f.proxy.listening[f.listensOn(l)] = true
 		}

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/usherproxy/usher/config"
@@ -22,15 +21,6 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.predecessor = p.streams.Inherit(sockets)
 	p.datagrams.Inherit(sockets)
 	p.takeAffinities(sockets)
-	if !p.useNamespace(sockets[namespaceName]) {
-		for name, file := range sockets { // otherwise this portal would use sockets of another namespace as its own
-			if strings.HasSuffix(name, namespaceName) && name != namespaceName {
-				file.Close()
-				delete(sockets, name)
-			}
-		}
-	}
-	delete(sockets, namespaceName)
 	p.node.Inherited = sockets
 	p.removeOthersFromStore(sockets)
 }
@@ -58,28 +48,6 @@ func (p *Proxy) takeAffinities(sockets map[string]*os.File) {
 		p.InheritAffinities(file)
 	}
 }
-
-// useNamespace makes the portal use the network namespace in file, and reports whether the portal does so. It closes
-// file.
-func (p *Proxy) useNamespace(file *os.File) bool {
-	s, ok := p.Portal.(portal.Namespaced)
-	if file == nil || !ok {
-		file.Close()
-		return false
-	}
-	that, err := file.Stat() // before UseNamespace closes it
-	s.UseNamespace(file)
-	is := s.Namespace()
-	if err != nil || is == nil {
-		return false
-	}
-	defer is.Close()
-	this, err := is.Stat()
-	return err == nil && os.SameFile(this, that)
-}
-
-// namespaceName is the name of the portal's network namespace in a handover.
-const namespaceName = "the portal's namespace"
 
 // HandOver implements handover.Holder. Until resume or release is called, the proxy makes no changes, but it serves
 // clients and can be inspected. After release it makes no changes at all, and the caller must stop it.
@@ -185,18 +153,6 @@ func (h *receiver) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoi
 	return f.FrontEnd, endpoint
 }
 
-// HandOverNamespace yields a copy of the portal's network namespace descriptor, if there is one. A stopped proxy that
-// still drains has nothing else to hand over.
-func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
-	return func(yield func(handover.Socket) bool) {
-		if s, ok := p.Portal.(portal.Namespaced); ok {
-			if file := s.Namespace(); file != nil {
-				yield(handover.Socket{Name: namespaceName, File: file})
-			}
-		}
-	}
-}
-
 // clients yields the affinities and UDP sessions for a successor. If last is set, the UDP sessions are those that the
 // first call did not yield. The caller holds Proxy.changes.
 func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
@@ -211,11 +167,6 @@ func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
 // sockets yields copies of the sockets that a successor can use, and reports whether yield accepts more. The caller
 // holds Proxy.changes.
 func (p *Proxy) sockets(yield func(handover.Socket) bool) bool {
-	for s := range p.HandOverNamespace() {
-		if !yield(s) {
-			return false
-		}
-	}
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			for _, l := range f.listeners {

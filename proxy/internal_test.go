@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"os"
 	"testing"
 	"time"
 
@@ -9,24 +8,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/proxy/datagram"
-	"github.com/usherproxy/usher/proxy/frontend"
 )
-
-// TestInheritNamespace expects that a proxy without a network namespace ignores the sockets in its predecessor's.
-func TestInheritNamespace(t *testing.T) {
-	g := NewWithT(t)
-	sockets := map[string]*os.File{}
-	for _, name := range []string{"tcp 10.96.0.10:80", "tcp 10.96.0.10:80 in " + namespaceName, namespaceName} {
-		file, err := os.Open(os.DevNull)
-		g.Expect(err).NotTo(HaveOccurred())
-		defer file.Close()
-		sockets[name] = file
-	}
-	p := &Proxy{node: &frontend.Node{}, datagrams: datagram.New(nil, nil, 0)}
-	p.Inherit(sockets)
-	g.Expect(p.node.Inherited).To(And(HaveLen(1), HaveKey("tcp 10.96.0.10:80")))
-}
 
 func TestChangeThatWaitsForACheckStaysPending(t *testing.T) {
 	g := NewWithT(t)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/usherproxy/usher/config"
@@ -27,21 +28,14 @@ type keeping struct {
 	removed  bool   // sockets were removed since the last call of awaitRemoved
 }
 
-// The first letters of the names of listeners' sockets, and the name of the portal's namespace.
-const (
-	keptHere        = "S"
-	keptInNamespace = "P"
-	keptNamespace   = "namespace"
-)
+// keptListener is the first letter of the names of listeners' sockets.
+const keptListener = "S"
 
-// keptNumber returns the number in a name, whether the sockets are in the portal's namespace, and whether the name is
-// that of a listener.
-func keptNumber(name string) (number uint64, inNamespace, is bool) {
-	if name == "" || name[:1] != keptHere && name[:1] != keptInNamespace {
-		return 0, false, false
-	}
-	number, err := strconv.ParseUint(name[1:], 36, 64)
-	return number, name[:1] == keptInNamespace, err == nil
+// keptNumber returns the number in a name, and whether the name is that of a listener.
+func keptNumber(name string) (number uint64, is bool) {
+	text, is := strings.CutPrefix(name, keptListener)
+	number, err := strconv.ParseUint(text, 36, 64)
+	return number, is && err == nil
 }
 
 // Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the sockets
@@ -57,14 +51,14 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	}
 	p.keeping.recalled = map[string]string{}
 	for name := range p.Store.Kept {
-		number, inNamespace, is := keptNumber(name)
+		number, is := keptNumber(name)
 		if !is {
 			continue
 		}
 		p.keeping.last = max(p.keeping.last, number)
 		whole := true
 		for _, file := range p.Store.Take(name) {
-			what, err := frontend.SocketNameOf(file, inNamespace)
+			what, err := frontend.SocketNameOf(file)
 			if handedOver == nil && err == nil && sockets[what] == nil {
 				sockets[what] = file
 			} else {
@@ -83,13 +77,6 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	}
 	for _, file := range p.Store.Take(fdstore.ConnectionsName) {
 		sockets[fdstore.ConnectionsName] = file
-	}
-	for _, file := range p.Store.Take(keptNamespace) {
-		if handedOver == nil && sockets[namespaceName] == nil {
-			sockets[namespaceName] = file
-		} else {
-			file.Close()
-		}
 	}
 	return sockets
 }
@@ -110,22 +97,21 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		affinities := false
 		for name, fds := range kept {
-			_, inNamespace, is := keptNumber(name)
+			_, is := keptNumber(name)
 			ofClients := slices.Contains(KeptAffinities[:], name) && !affinities // of two files, either is complete
-			if !is && !ofClients && name != keptNamespace {
+			if !is && !ofClients {
 				continue
 			}
 			for _, fd := range fds {
-				s, ok := frontend.SocketFor(fd, namespaceName)
+				s, ok := frontend.SocketFor(fd, affinitiesName)
 				if !ok {
 					continue
 				}
 				var err error
-				switch {
-				case is:
-					s.Name, err = frontend.SocketNameOf(s.File, inNamespace)
-				case ofClients:
-					s.Name, affinities = affinitiesName, true
+				if is {
+					s.Name, err = frontend.SocketNameOf(s.File)
+				} else {
+					affinities = true
 				}
 				if err != nil {
 					s.File.Close()
@@ -147,8 +133,7 @@ func (p *Proxy) removeOthersFromStore(sockets map[string]*os.File) {
 	}
 }
 
-// CloseUnused closes the inherited sockets that no listener uses, once all Services are served. It also stores the
-// portal's namespace, if there is one.
+// CloseUnused closes the inherited sockets that no listener uses, once all Services are served.
 func (p *Proxy) CloseUnused() {
 	defer p.lock()()
 	for name, file := range p.node.Inherited {
@@ -156,18 +141,11 @@ func (p *Proxy) CloseUnused() {
 		delete(p.node.Inherited, name)
 	}
 	p.removeOthersFromStore(nil)
-	p.Store.Remove(keptNamespace)
-	p.Store.Put(keptNamespace, func() (file *os.File) {
-		for s := range p.HandOverNamespace() { // one at most
-			file = s.File
-		}
-		return file
-	})
 }
 
 // keep gives copies of a listener's sockets to Options.Store, unless the Store has them from an earlier
 // process.
-func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, inNamespace bool) {
+func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol) {
 	if p.Store == nil {
 		return
 	}
@@ -175,16 +153,12 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, inNamespace 
 	if k.names == nil {
 		k.names = map[frontend.Listener]string{}
 	}
-	what := frontend.SocketName(protocol, l.Addr(), inNamespace)
+	what := frontend.SocketName(protocol, l.Addr())
 	name, has := k.recalled[what]
 	delete(k.recalled, what)
 	if !has {
 		k.last++
-		letter := keptHere
-		if inNamespace {
-			letter = keptInNamespace
-		}
-		name = letter + strconv.FormatUint(k.last, 36)
+		name = keptListener + strconv.FormatUint(k.last, 36)
 		p.Store.Put(name, func() *os.File { return p.copyOf(l, name) })
 	}
 	k.names[l] = name
@@ -210,13 +184,12 @@ func (p *Proxy) removeFromStore(l frontend.Listener) {
 	}
 }
 
-// clearStore removes this proxy's sockets and namespace from the Store, since a successor has them.
+// clearStore removes this proxy's sockets from the Store, since a successor has them.
 func (p *Proxy) clearStore() {
 	for _, name := range p.keeping.names {
 		p.Store.Remove(name)
 	}
 	clear(p.keeping.names)
-	p.Store.Remove(keptNamespace)
 }
 
 // awaitRemoved waits up to a second until the Store has closed removed sockets, whose addresses new listeners may need.

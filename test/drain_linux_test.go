@@ -17,7 +17,7 @@ import (
 )
 
 var _ = Describe("added and removed endpoints, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		It(portal+": keep, drain and end connections, over IPv4 and IPv6", func() {
 			if portal == "iptables" {
 				missing("iptables")

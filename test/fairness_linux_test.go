@@ -63,7 +63,7 @@ func fairnessSpec(portal string, six bool) {
 	l.Node.Output("sysctl", "-qw", "net.ipv4.ip_local_port_range=32768 34815")
 	plain, err := releasedUsher()
 	Expect(err).NotTo(HaveOccurred())
-	u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal="+portal, "--address-namespace=never", "--log-format=text"), dir)
+	u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal="+portal, "--log-format=text"), dir)
 	Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	clients, node := l.Pods.NewDialer(20), l.Node.NewDialer(2)
 	from := pod(20).String()

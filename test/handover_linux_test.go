@@ -198,7 +198,7 @@ func startMirror(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 }
 
 var _ = Describe("a takeover from a running instance", serial, func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
 	}
 })
@@ -348,9 +348,6 @@ func handoverSpecs(portal string) {
 		Eventually(old).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		Expect(connectAndTalk(pod, other.vip())).To(Succeed())
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "the Service that only the old instance served is removed")
-		if portal == apart { // connections are in another network namespace
-			return
-		}
 		c, err := pod.Dial("", other.vip(), 10*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		defer c.Close()

@@ -128,7 +128,7 @@ func (c *callers) end() {
 }
 
 var _ = Describe("with a keeper,", serial, func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("the "+portal+" portal", func() { keeperSpecs(portal) })
 	}
 })
@@ -383,7 +383,7 @@ var _ = Describe("a keeper", func() {
 	})
 
 	It("drops sockets that usher closes, and keeps those that usher opens", func() {
-		k := startKept(l.Node, dir, "--portal=address", "--address-namespace=never")
+		k := startKept(l.Node, dir, "--portal=address")
 		Expect(os.Remove(filepath.Join(dir, "web.yaml"))).To(Succeed())
 		Eventually(func() error { _, err := ask(l.Pods.NewDialer(1), web.vip()); return err }).WithTimeout(30 * time.Second).Should(HaveOccurred())
 		web.name = "other" // another Service at the same address and port

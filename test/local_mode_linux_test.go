@@ -15,7 +15,7 @@ import (
 
 // kube-proxy's flags name the interfaces of this node's Pods.
 var _ = Describe("A Service with externalTrafficPolicy Local and no endpoint on this node, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		It(portal+": serves only Pods behind the Pod bridge, once that exists", func() {
 			l, u := startLocalMode(portal, "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")
 			Expect(string(u.Err.Contents())).To(MatchRegexp("No matching Pod interface exists.*cni0"))

@@ -113,7 +113,6 @@ var _ = Describe("manifests", func() {
 		Entry("iptables", "--portal=iptables"),
 		Entry("nftables", "--portal=nftables"),
 		Entry("address", "--portal=address"),
-		Entry("address, on the node", "--portal=address", "--address-namespace=never"),
 	)
 
 	It("passed to 'usher check --diff' change nothing, and their differences to served Services are printed", func() {

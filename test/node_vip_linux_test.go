@@ -20,7 +20,7 @@ import (
 
 // If a VIP is an address of the node, connections from the node's own processes have the VIP as their source.
 var _ = Describe("A load balancer's IP that is an address of the node, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		It(portal+": serves the node's processes as local clients if a source range has a node address", func() {
 			nodeVIPSpec(portal, netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:1::10"))
 		})
@@ -64,7 +64,7 @@ var _ = Describe("A host-network endpoint at an external IP of its Service, with
 })
 
 var _ = Describe("An external IP that is an address of the node, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		for _, ip := range []string{lab.NodeOut4, lab.NodeOut6} {
 			It(portal+", "+ip+": does not take ports of node ports, usher or other processes", func() {
 				nodePortsSpec(portal, netip.MustParseAddr(ip))
@@ -139,7 +139,7 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	By("removing the node port")
 	Expect(os.Remove(filepath.Join(dir, "honest.yaml"))).To(Succeed())
 	Eventually(answers(30080)).WithTimeout(time.Minute).Should(Equal(thief))
-	if portal != apart { // with apart, usher holds the port and the process cannot bind it
+	if portal != "address" { // usher holds the port, and the process could not listen on it
 		By("starting a process that listens on the port")
 		late := startBackend(l.Node, ip, 80).addr
 		Eventually(answers(80)).WithTimeout(time.Minute).Should(Equal(late))

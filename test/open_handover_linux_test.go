@@ -22,7 +22,7 @@ import (
 )
 
 var _ = Describe("open connections, when another instance takes over,", serial, func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("with the "+portal+" portal", func() { openHandoverSpecs(portal) })
 	}
 })

@@ -19,7 +19,7 @@ import (
 
 // These specs check usher's rules and routes after usher dies and after other programs change them.
 var _ = Describe("the rules and routes of", func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("the "+portal+" portal", func() { restartSpecs(portal) })
 	}
 })
@@ -35,9 +35,6 @@ func restartSpecs(portal string) {
 		l = lab.New()
 		pod = l.Pods.NewDialer(8)
 		dir = manifestsDir()
-		if portal == apart { // before the first snapshot: the kernel then adds routes
-			forward(l.Node)
-		}
 	})
 	services := func(count int, backends ...*backend) (list []service) {
 		for i := range count {
@@ -73,12 +70,8 @@ func restartSpecs(portal string) {
 		installed := state(l.Node)
 		Expect(installed).NotTo(Equal(before))
 		u.Kill().Wait(30 * time.Second)
-		if portal == apart {
-			Eventually(func() string { return state(l.Node) }).WithTimeout(30*time.Second).Should(Equal(before), "the namespace and its routes are removed")
-		} else {
-			Expect(state(l.Node)).To(Equal(installed), "a killed process leaves its rules")
-			unserved(pod, portal, list[0].vip())
-		}
+		Expect(state(l.Node)).To(Equal(installed), "a killed process leaves its rules")
+		unserved(pod, portal, list[0].vip())
 
 		By("changing every Service and removing one while usher does not run")
 		for i := range list {
@@ -146,12 +139,10 @@ func restartSpecs(portal string) {
 		Expect(said).To(HaveSuffix("An usher process is running here: it manages the portals\n"))
 
 		u.Kill().Wait(30 * time.Second)
-		if portal != apart {
-			Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + mode + `"`))
-			_, said, code := askUsher(l.Node, "diagnose")
-			Expect(code).To(Equal(1))
-			Expect(said).To(MatchRegexp("A previous usher process left [1-9][0-9]* rules of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them"))
-		}
+		Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + mode + `"`))
+		_, said, code := askUsher(l.Node, "diagnose")
+		Expect(code).To(Equal(1))
+		Expect(said).To(MatchRegexp("A previous usher process left [1-9][0-9]* rules of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them"))
 		cleanup()
 		Expect(portals("-o", "json").Out.Contents()).To(MatchJSON(`{"total": 0, "items": []}`))
 	})

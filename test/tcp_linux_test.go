@@ -28,7 +28,7 @@ const clusterIP = "10.96.0.10"
 
 // These specs hold for every portal.
 var _ = Describe("TCP through", func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("the "+portal+" portal", func() { tcpSpecs(portal) })
 	}
 })
@@ -94,7 +94,7 @@ func tcpSpecs(portal string) {
 		}
 		Expect(os.Remove(filepath.Join(dir, web.name+".yaml"))).To(Succeed())
 		gone := HaveOccurred() // forwarded out of the node, where no host answers
-		if strings.HasPrefix(portal, "address") {
+		if portal == "address" {
 			gone = refused
 		}
 		Eventually(func() error {
@@ -115,7 +115,7 @@ func tcpSpecs(portal string) {
 			}
 		}
 		echoes()
-		if !strings.HasPrefix(portal, "address") {
+		if portal != "address" {
 			return
 		}
 
@@ -125,11 +125,7 @@ func tcpSpecs(portal string) {
 		web2 := web
 		web2.name, web2.clusterIP = "web2", "10.96.0.22"
 		web2.write(dir)
-		args := []string{"--portal=" + portal, "--portal-check-interval=200ms"}
-		if portal == apart { // connections are in usher's namespace
-			args = append(args, "--take-over")
-		}
-		startUsher(l.Node, dir, args...)
+		startUsher(l.Node, dir, "--portal="+portal, "--portal-check-interval=200ms")
 		Expect(ask(pod, web2.vip())).To(Equal(b.addr))
 		echoes()
 
@@ -457,9 +453,6 @@ func tcpSpecs(portal string) {
 		web.write(dir)
 		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(2))}}
 		dns.write(dir)
-		if portal == apart {
-			forward(l.Node)
-		}
 		u := launch(l.Node, exec.Command("sh", "-c", `ulimit -n 256 && exec "$0" run --log-format=text --portal=`+portal+` --manifests "$1"`, usherBinary, dir), dir)
 		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,22 +55,12 @@ func startConnect(ns *lab.Namespace, manifests string, args ...string) *usher {
 	return u
 }
 
-// apart is the address portal with VIPs in usher's network namespace. For it, launchUsher makes the node forward
-// packets.
-const apart = "address --address-namespace=always"
-
 // longDials gives each attempt to connect more time. With the default of 250 ms, usher tries another endpoint if it gets
 // no CPU time for so long, and a spec that counts the connections to each endpoint fails.
 const longDials = "--dial-timeouts=20s,20s,20s"
 
 func launchUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	GinkgoHelper()
-	for i, a := range args {
-		if a == "--portal="+apart {
-			forward(ns)
-			args = slices.Concat(args[:i], strings.Fields(a), args[i+1:])
-		}
-	}
 	return launch(ns, exec.Command(usherBinary, append([]string{"run", "--manifests", manifests, "--log-format=text"}, args...)...), manifests)
 }
 

@@ -18,8 +18,7 @@ import (
 )
 
 // addressPortal makes VIPs local addresses, so that the kernel itself delivers packets for them to listeners on
-// VIP:port. They are addresses of a dedicated network namespace or, where that does not work, of the node. It needs no
-// netfilter.
+// VIP:port. It needs no netfilter.
 //
 // A rejected target keeps its route: without a listener the kernel refuses. A dropped target is refused as well, since
 // routes cannot drop one port of an address. If it has a listener for clients on this node, the listener itself refuses
@@ -30,34 +29,26 @@ import (
 // closed socket whose data the kernel still sends. Each Check removes unneeded routes. Until then, new connections are
 // refused.
 //
-// If a VIP is a local address of the node, the node answers ARP for it, as with IPVS proxies. It does not answer
-// neighbor discovery, for which the kernel requires an address of an interface. If a load balancer announces VIPs in
+// The node answers ARP for VIPs, as with IPVS proxies. It does not answer neighbor discovery, for which the kernel
+// requires an address of an interface. If a load balancer announces VIPs in
 // the node's own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
 	portal.Plain
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
-	known  kernel.Known  // whether others, routed and networks are valid
-	link   *link         // to the space; nil without one
-	traits portal.Traits // with InNamespace if VIPs of a family are in the space
+	known  kernel.Known // whether routed and networks are valid
+	traits portal.Traits
 
-	// onNode is why VIPs of a family are addresses of the node; nil if they are in the space.
-	onNode map[portal.Family]error
-
-	mu          sync.Mutex          // guards all below, and link
-	others      []netip.Prefix      // the node's other addresses, and its networks
-	inNamespace map[netip.Addr]bool // whether a VIP's listeners are in the space, by the last Listen
-	moved       map[netip.Addr]bool // VIPs whose place has changed since the last Apply
-	rules       map[portal.Target]portal.Rule
-	users       map[netip.Addr]int   // the number of rules with this VIP
-	listening   map[netip.Addr]int   // the number of these with a listener
-	routed      map[netip.Addr]bool  // VIPs with a route of usher's: whether it is into the space; the others are local already
-	missing     map[netip.Addr]error // VIPs that could not be made local
-	leaving     map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
+	mu      sync.Mutex // guards all below
+	rules   map[portal.Target]portal.Rule
+	users   map[netip.Addr]int   // the number of rules with this VIP
+	routed  map[netip.Addr]bool  // VIPs with a route of usher's; the others are local already
+	missing map[netip.Addr]error // VIPs that could not be made local
+	leaving map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
 
 	settings portal.Settings
-	networks map[netip.Prefix]int  // with a route of usher's; see kernel.PutNetwork
+	networks map[netip.Prefix]bool // with a route of usher's; see kernel.RejectNetwork
 	unrouted map[netip.Prefix]bool // whose last change failed, which was logged
 	// listened is the last result of Listen for node ports that have a listener for each address.
 	listened map[portal.Target][]netip.Addr
@@ -67,7 +58,13 @@ type addressPortal struct {
 
 func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
-// open tests that routes can be made, by adding and removing one, and determines where VIPs can be.
+// testVIP is an address for documentation (RFC 5737), which no host has.
+var testVIP = netip.MustParseAddr("192.0.2.117")
+
+// withoutRoutes always makes VIPs addresses of an interface. Specs set it.
+var withoutRoutes = false
+
+// open tests that routes can be made, by adding and removing one.
 func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
@@ -78,35 +75,30 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		return nil, err
 	}
 	if err = routes.LoDown(); err == nil {
-		err = routes.ChooseAddresses(selfTestVIPs[portal.IPv4], withoutRoutes)
+		err = routes.ChooseAddresses(testVIP, withoutRoutes)
 	}
 	if err != nil {
 		routes.Close()
 		return nil, err
 	}
 	p := &addressPortal{
-		log: opts.Log, opts: opts, routes: routes, settings: portal.Settings{NodePortAddresses: opts.NodePortAddresses},
-		onNode: map[portal.Family]error{},
+		log: opts.Log, opts: opts, routes: routes, traits: Mode.Traits, settings: portal.Settings{NodePortAddresses: opts.NodePortAddresses},
+	}
+	if routes.OnVIPLink() {
+		p.traits.About = "each cluster IP is an address of interface " + kernel.VIPLink + ",\nand usher listens on it."
 	}
 	p.clear()
-	if err := p.chooseNamespace(); err != nil {
-		routes.Close()
-		return nil, err
-	}
-	p.traits = p.traitsOf(len(p.families()) > 0)
 	return p, nil
 }
 
 // clear forgets all VIPs and networks.
 func (p *addressPortal) clear() {
-	p.inNamespace, p.moved = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	p.rules, p.listened = map[portal.Target]portal.Rule{}, map[portal.Target][]netip.Addr{}
-	p.users, p.listening = map[netip.Addr]int{}, map[netip.Addr]int{}
-	p.routed, p.missing, p.leaving = map[netip.Addr]bool{}, map[netip.Addr]error{}, map[netip.Addr]bool{}
-	p.networks, p.unrouted = map[netip.Prefix]int{}, map[netip.Prefix]bool{}
+	p.users, p.routed, p.missing, p.leaving = map[netip.Addr]int{}, map[netip.Addr]bool{}, map[netip.Addr]error{}, map[netip.Addr]bool{}
+	p.networks, p.unrouted = map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
 }
 
-// list returns the VIPs that usher processes have made local, or routed into a space.
+// list returns the VIPs that usher processes have made local.
 func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	routes, err := kernel.OpenRoutes()
 	if err != nil {
@@ -115,7 +107,7 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	defer routes.Close()
 	table, err := routes.Table()
 	var vips []portal.Rule
-	for _, addr := range slices.AppendSeq(table.Local, maps.Keys(table.Via)) {
+	for _, addr := range table.Local {
 		if !kernel.IsRedirectAddr(addr) {
 			vips = append(vips, portal.Rule{Target: portal.Target{Addr: addr}})
 		}
@@ -123,13 +115,12 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	return vips, err
 }
 
-// remove removes the routes for VIPs, the link to their namespace with the exemptions, and the interface whose
-// addresses they are. With all set, it also removes routes for redirect addresses.
+// remove removes the routes for VIPs, and the interface whose addresses they are. With all set, it also removes routes
+// for redirect addresses.
 func remove(_ context.Context, _ portal.Options, all bool) (removed []string, err error) {
 	onLink, linkErr := kernel.RemoveVIPLink()
 	removed, err = kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsRedirectAddr(addr) })
-	what, wayErr := removeWay()
-	return slices.Concat(onLink, removed, what), errors.Join(linkErr, err, wayErr)
+	return slices.Concat(onLink, removed), errors.Join(linkErr, err)
 }
 
 func (p *addressPortal) Mode() string { return Mode.Name }
@@ -145,11 +136,7 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 	var binds []portal.Bind
 	for _, group := range portal.ByListener(targets) {
 		for _, t := range group {
-			var namespace portal.Namespace
-			switch {
-			case p.vipLocation(t.Addr):
-				namespace = p.link.space
-			case p.routes.OnVIPLink() && !t.Addr.IsUnspecified():
+			if p.routes.OnVIPLink() && !t.Addr.IsUnspecified() {
 				p.addForListener(t.Addr)
 			}
 			addrs := []netip.Addr{t.Addr}
@@ -158,7 +145,7 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 				p.listened[t] = addrs
 			}
 			for _, addr := range addrs {
-				binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(addr, t.Port), Namespace: namespace, Targets: []portal.Target{t}})
+				binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(addr, t.Port), Targets: []portal.Target{t}})
 			}
 		}
 	}
@@ -169,7 +156,7 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 // local addresses. If it fails, so does Apply, which returns the error.
 func (p *addressPortal) addForListener(vip netip.Addr) {
 	if !p.routes.IsLocal(vip) && p.routes.Add(vip) == nil {
-		p.routed[vip] = false
+		p.routed[vip] = true
 	}
 }
 
@@ -190,9 +177,8 @@ func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr)
 	return slices.Compact(addrs)
 }
 
-// listensElsewhere returns the targets for which Listen would now return another result. moved says that VIPs may have
-// moved into the space or out of it.
-func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
+// listensElsewhere returns the targets for which Listen would now return another result.
+func (p *addressPortal) listensElsewhere() []portal.Target {
 	now := map[netip.Addr][]netip.Addr{}
 	again := map[portal.Target]bool{}
 	for t, then := range p.listened {
@@ -201,13 +187,6 @@ func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 		}
 		if !slices.Equal(then, now[t.Addr]) {
 			again[t] = true
-		}
-	}
-	if moved {
-		for t, r := range p.rules {
-			if was, asked := p.inNamespace[t.Addr]; asked && r.LocalPort != 0 && was != p.inNamespaceNow(t.Addr) {
-				again[t] = true
-			}
 		}
 	}
 	return portal.SortedTargets(again)
@@ -227,8 +206,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		t := r.Target.Plain()
 		before[t] = p.rules[t]
 	}
-	touched := p.moved
-	p.moved = map[netip.Addr]bool{}
+	touched := map[netip.Addr]bool{}
 	for _, t := range gone {
 		t = t.Plain()
 		before[t] = p.rules[t]
@@ -245,18 +223,21 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		if !vip.IsValid() || vip.IsUnspecified() {
 			continue
 		}
-		p.listening[vip] += one(is.LocalPort != 0) - one(was.LocalPort != 0)
-		if now, then := one(is.Target.Addr.IsValid()), one(was.Target.Addr.IsValid()); now != then {
-			p.users[vip] += now - then
+		if now := is.Target.Addr.IsValid(); now != was.Target.Addr.IsValid() {
 			touched[vip] = true
+			if now {
+				p.users[vip]++
+			} else {
+				p.users[vip]--
+			}
 		}
 	}
 	var err error
 	if p.applied {
-		_, err = p.updateLocations(ctx, slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare))
+		_, err = p.updateVIPs(ctx, slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare))
 	} else {
 		p.known.Doubtful(time.Now()) // the state is read now
-		_, err = p.updateAllLocations(ctx, true)
+		_, err = p.updateAll(ctx, true)
 	}
 	if err != nil {
 		p.known.Doubt()
@@ -266,20 +247,14 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		p.removeOthers(ctx)
 		_, _ = kernel.ForgetAnswers(0) // on error, leftovers of these or of the next misroute nothing
 		_, _ = kernel.ForgetLastRoutes()
-		p.logLocation()
+		if clashes := p.clashes(); len(clashes) > 0 {
+			p.log.WithField("clashes", portal.Shorten(clashes)).Warn("Processes that listen on all addresses take ports of VIPs; make them listen on single addresses")
+		}
 	}
 	for _, r := range set {
 		p.explain(r.Target.Plain(), refused)
 	}
 	return portal.Result{Refused: refused, Err: err}
-}
-
-// one returns 1 for true.
-func one(yes bool) int {
-	if yes {
-		return 1
-	}
-	return 0
 }
 
 // explain adds to refused the reason why a target's VIP is not local, if so.
@@ -296,7 +271,7 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 		return portal.Result{}
 	}
 	doubtful := p.known.Doubtful(time.Now())
-	repaired, err := p.updateAllLocations(ctx, doubtful)
+	repaired, err := p.updateAll(ctx, doubtful)
 	if err != nil {
 		p.known.Doubt()
 	}
@@ -310,7 +285,7 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 	for t := range p.rules {
 		p.explain(t, refused)
 	}
-	return portal.Result{Refused: refused, Moved: p.listensElsewhere(doubtful), Repaired: repaired, Err: err}
+	return portal.Result{Refused: refused, Moved: p.listensElsewhere(), Repaired: repaired, Err: err}
 }
 
 func (p *addressPortal) Resume() {
@@ -326,77 +301,60 @@ func (p *addressPortal) removeOthers(ctx context.Context) {
 	}
 }
 
-// updateAllLocations ensures that the link into the space exists. Then it updates all VIPs or, if the routes are not
-// doubtful and the link is unchanged, only those with pending changes.
-func (p *addressPortal) updateAllLocations(ctx context.Context, doubtful bool) (changed []string, err error) {
+// updateAll updates all VIPs or, if the routes are not doubtful, only those with pending changes.
+func (p *addressPortal) updateAll(ctx context.Context, doubtful bool) (changed []string, err error) {
 	if err := p.routes.LoDown(); err != nil {
 		return nil, err
 	}
-	changed, wayErr := p.keepWay()
 	vips := slices.AppendSeq(slices.Collect(maps.Keys(p.missing)), maps.Keys(p.leaving))
-	if doubtful || len(changed) > 0 { // a new link has no routes yet
+	if doubtful {
 		if err := p.readRoutes(); err != nil {
-			return changed, errors.Join(wayErr, err)
+			return nil, err
 		}
 		vips = slices.AppendSeq(slices.AppendSeq(vips, maps.Keys(p.users)), maps.Keys(p.routed))
 	}
 	slices.SortFunc(vips, netip.Addr.Compare)
-	more, err := p.updateLocations(ctx, slices.Compact(vips))
-	return append(changed, more...), errors.Join(wayErr, err)
+	return p.updateVIPs(ctx, slices.Compact(vips))
 }
 
-// readRoutes reads usher's routes, and the node's other addresses.
+// readRoutes reads usher's routes.
 func (p *addressPortal) readRoutes() error {
 	table, err := p.routes.Table()
 	if err != nil {
 		return err
 	}
-	p.others, p.networks = table.Others, table.Networks
+	p.networks = table.Networks
 	clear(p.routed)
 	for _, addr := range table.Local {
 		// A redirect address stays: connections that came in by it may still be draining.
 		if !kernel.IsRedirectAddr(addr) {
-			p.routed[addr] = false
+			p.routed[addr] = true
 		}
-	}
-	for addr := range table.Via {
-		p.routed[addr] = true
 	}
 	return nil
 }
 
-// updateLocations makes VIPs with rules local, and removes the routes of those without rules once they have no
+// updateVIPs makes VIPs with rules local, and removes the routes of those without rules once they have no
 // connections. A removal that was deferred for connections does not count as a change.
-func (p *addressPortal) updateLocations(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
+func (p *addressPortal) updateVIPs(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
 	for _, vip := range vips { // first the additions, so that nothing is missing meanwhile
 		if p.users[vip] <= 0 {
 			continue
 		}
 		delete(p.leaving, vip)
-		inNamespace, asked := p.inNamespace[vip]
-		if !asked || p.listening[vip] <= 0 { // no listener has to move first
-			inNamespace = p.inNamespaceNow(vip)
-		}
 		delete(p.missing, vip)
-		into, is := p.routed[vip]
-		if is && into == inNamespace {
+		if p.routed[vip] {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return changed, fmt.Errorf("making VIPs local addresses: %w", err)
 		}
-		if is {
-			if err := p.unroute(vip); err != nil {
-				p.missing[vip] = err
-				continue
-			}
-		}
-		if !inNamespace && p.routes.IsLocal(vip) {
+		if p.routes.IsLocal(vip) {
 			continue
 		}
-		switch err := p.route(vip, inNamespace); {
+		switch err := p.routes.Add(vip); {
 		case err == nil:
-			p.routed[vip] = inNamespace
+			p.routed[vip] = true
 			changed = append(changed, vip.String())
 		case errors.Is(err, unix.EEXIST):
 			p.missing[vip] = fmt.Errorf("%w: another program has a route for it; see ip route show table local %s", err, vip)
@@ -410,10 +368,8 @@ func (p *addressPortal) updateLocations(ctx context.Context, vips []netip.Addr) 
 			continue
 		}
 		delete(p.users, vip)
-		delete(p.listening, vip)
 		delete(p.missing, vip)
-		delete(p.inNamespace, vip)
-		if _, is := p.routed[vip]; is {
+		if p.routed[vip] {
 			unused = append(unused, vip)
 		}
 	}
@@ -426,7 +382,7 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 	if len(vips) == 0 {
 		return nil, nil
 	}
-	needed, err := p.inUse(vips)
+	needed, err := kernel.InUse(vips)
 	if err != nil {
 		p.log.WithError(err).Warn("Connections to removed Services may be cut")
 	}
@@ -436,10 +392,11 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 			p.leaving[vip] = true
 			continue
 		}
-		if err := p.unroute(vip); err != nil {
+		if err := p.routes.Delete(vip); err != nil {
 			errs = append(errs, err)
 			continue
 		}
+		delete(p.routed, vip)
 		if !p.leaving[vip] {
 			removed = append(removed, vip.String())
 		}
@@ -458,7 +415,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 
 func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	p.mu.Lock()
-	wanted, inNamespace := maps.Clone(p.rules), maps.Clone(p.routed)
+	wanted := maps.Clone(p.rules)
 	p.mu.Unlock()
 	installed, err := portal.ListAll(ctx, slices.Concat([]portal.Mode{Mode}, p.opts.Others), p.opts)
 	if err != nil {
@@ -468,13 +425,7 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 	for _, i := range installed {
 		routed[i.Rule.Target.Addr] = routed[i.Rule.Target.Addr] || i.Mode == Mode.Name
 	}
-	all := compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed)
-	for i, c := range all {
-		if c.State != portal.StateExtra {
-			all[i].Traits = p.traitsOf(inNamespace[c.Rule.Target.Addr])
-		}
-	}
-	return all, nil
+	return compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed), nil
 }
 
 // compare is the comparison for mode address: all rules of a VIP are in effect if it is an address of this node. Node
@@ -503,16 +454,7 @@ func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool
 }
 
 func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
-	what := []func() (kernel.Subscription, error){p.known.By(func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) })}
-	if p.link != nil {
-		what = append(what, p.known.By(func() (kernel.Subscription, error) { return kernel.LinkEvents(linkName) }))
-		if _, err := listChains(); err == nil {
-			what = append(what, func() (kernel.Subscription, error) {
-				return kernel.NFTEvents(func(table, _ string) bool { return table == exemptTable })
-			})
-		}
-	}
-	return kernel.Watch(ctx, what...)
+	return kernel.Watch(ctx, p.known.By(func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) }))
 }
 
 // lost reports whether Check must soon handle a change of a route, and marks the state as doubtful if another process
@@ -522,7 +464,6 @@ func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	used := p.users[addr] > 0
-	_, believed := p.routed[addr]
 	for network := range p.networks {
 		if ours && addr == network.Addr() {
 			if gone {
@@ -531,13 +472,31 @@ func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 			return gone
 		}
 	}
-	if !ours && !addr.IsLinkLocalUnicast() || ours && (gone && (used || believed) || !gone && !used) {
+	if !ours && !addr.IsLinkLocalUnicast() || ours && (gone && (used || p.routed[addr]) || !gone && !used) {
 		p.known.Doubt()
 	}
 	return used && (gone || !ours) || !ours && len(p.listened) > 0
 }
 
-var (
-	_ portal.Watcher    = (*addressPortal)(nil)
-	_ portal.Namespaced = (*addressPortal)(nil)
-)
+// clashes describes the VIPs and ports that another process on the node uses.
+func (p *addressPortal) clashes() (list []string) {
+	listeners, err := kernel.Listeners()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	listeners = slices.DeleteFunc(listeners, func(l kernel.Listener) bool { return l.Mine })
+	for _, t := range portal.SortedTargets(p.rules) {
+		if t.Addr.IsUnspecified() {
+			continue
+		}
+		for _, l := range listeners {
+			if l.Takes(t) {
+				list = append(list, fmt.Sprintf("%s with %s on %s", t, l.Process, l.At))
+				break
+			}
+		}
+	}
+	return list
+}
+
+var _ portal.Watcher = (*addressPortal)(nil)

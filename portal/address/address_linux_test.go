@@ -246,8 +246,8 @@ var _ = Describe("portal address", func() {
 		})
 	})
 
-	DescribeTable("refuses VIPs that another program has a route for, until that route is removed", func(namespace string) {
-		p := n.Open(Mode, portal.Options{AddressNamespace: namespace})
+	It("refuses VIPs that another program has a route for, until that route is removed", func() {
+		p := n.Open(Mode, portal.Options{})
 		n.Node.Sh("ip route add blackhole 10.96.0.10 table local")
 		n.Node.Do(func() {
 			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, 80)}, nil).Refused).To(HaveKeyWithValue(Web4, MatchError(And(
@@ -256,10 +256,7 @@ var _ = Describe("portal address", func() {
 		})
 		n.Node.Sh("ip route del blackhole 10.96.0.10 table local")
 		Expect(n.Check(p)).To(Equal(1))
-	},
-		Entry("with VIPs in a namespace", "auto"),
-		Entry("with VIPs on the node", "never"),
-	)
+	})
 
 	It("refuses only IPv6 VIPs if IPv6 is disabled", func() {
 		n.Node.Sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1")
@@ -313,6 +310,17 @@ var _ = Describe("portal address", func() {
 			}
 			Expect(t).To(BeNumerically("<", most), steps[step])
 		}
+	})
+})
+
+var _ = Describe("a VIP that could not be routed", func() {
+	It("is no longer missing once its route exists", func() {
+		p, vip := &addressPortal{opts: portal.Options{OtherProxies: true}}, netip.MustParseAddr("10.96.0.10")
+		p.clear()
+		p.users[vip], p.routed[vip] = 1, true
+		p.missing[vip] = unix.EEXIST
+		Expect(p.updateVIPs(Background, []netip.Addr{vip})).To(BeEmpty())
+		Expect(p.missing).To(BeEmpty())
 	})
 })
 

@@ -4,28 +4,18 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-
-	"github.com/usherproxy/usher/portal"
+	"slices"
 )
 
-// wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the index of each route's
-// link. If VIPs are in the space, that is the link to it, where no process listens on unused addresses. If VIPs are on
-// the node, it is 0: the kernel then rejects packets to unused addresses. With another proxy there is no rejecting
-// route: the kernel looks for a route first, so the proxy's rules could not redirect the node's own packets. Nor is
-// there one with kernel.VIPLink: a kernel that ignores a route's type would forward packets by it.
-func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
-	wanted := map[netip.Prefix]int{}
-	for _, cidr := range p.settings.ServiceCIDRs {
-		inSpace := p.onNode[portal.FamilyOf(cidr.Addr())] == nil
-		switch {
-		case len(p.users) == 0:
-		case inSpace && p.link.index != 0:
-			wanted[cidr] = p.link.index
-		case !inSpace && !p.opts.OtherProxies && !p.routes.OnVIPLink():
-			wanted[cidr] = 0
-		}
+// wantedNetworks returns the service CIDRs whose unused addresses the kernel has to reject: all, while any VIP is
+// served. With another proxy there are none: the kernel looks for a route first, so the proxy's rules could not
+// redirect the node's own packets. Nor are there any with kernel.VIPLink: a kernel that ignores a route's type would
+// forward packets by it.
+func (p *addressPortal) wantedNetworks() []netip.Prefix {
+	if len(p.users) == 0 || p.opts.OtherProxies || p.routes.OnVIPLink() {
+		return nil
 	}
-	return wanted
+	return p.settings.ServiceCIDRs
 }
 
 // updateNetworks adds and removes routes for service CIDRs, and returns those it has changed. Services are served even
@@ -38,26 +28,24 @@ func (p *addressPortal) updateNetworks() (changed []string) {
 			p.log.WithError(err).Info("Packets to unused addresses of a service CIDR are not rejected")
 		}
 	}
-	for network, link := range maps.Clone(p.networks) {
-		if is, want := wanted[network]; want && is == link {
+	for network := range maps.Clone(p.networks) {
+		if slices.Contains(wanted, network) {
 			continue
 		}
 		delete(p.networks, network) // first: the kernel's event is then known to be usher's own
 		if err := p.routes.DeleteNetwork(network); err != nil {
-			p.networks[network] = link
+			p.networks[network] = true
 			failing(network, err)
 			continue
 		}
-		if _, want := wanted[network]; !want {
-			changed = append(changed, fmt.Sprintf("the route for %s", network))
-		}
+		changed = append(changed, fmt.Sprintf("the route for %s", network))
 	}
-	for network, link := range wanted {
-		if _, is := p.networks[network]; is {
+	for _, network := range wanted {
+		if p.networks[network] {
 			continue
 		}
-		p.networks[network] = link
-		if err := p.routes.PutNetwork(network, link, spaceEnd.gateway(portal.FamilyOf(network.Addr()))); err != nil {
+		p.networks[network] = true
+		if err := p.routes.RejectNetwork(network); err != nil {
 			delete(p.networks, network)
 			failing(network, err)
 			continue

@@ -2,7 +2,7 @@ package address
 
 import "github.com/usherproxy/usher/portal"
 
-// Mode is the mode that makes VIPs local addresses, of the node or of a dedicated network namespace. It requires Linux.
+// Mode is the mode that makes VIPs local addresses of the node. It requires Linux.
 var Mode = portal.Mode{
 	Name: "address",
 	Traits: portal.Traits{

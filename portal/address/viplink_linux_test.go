@@ -27,10 +27,9 @@ var _ = Describe("portal address, with VIPs as addresses of an interface", func(
 
 	It("serves the node and Pods without routes, and leaves nothing behind", func() {
 		before := n.Node.State()
-		p := n.Open(Mode, portal.Options{AddressNamespace: "auto"})
+		p := n.Open(Mode, portal.Options{})
 		Expect(n.Node.State()).To(Equal(before), "after New")
 		Expect(p.Traits().About).To(ContainSubstring("usher-vips"))
-		Expect(p.Traits().InNamespace).To(BeFalse())
 		n.Publish(p, "web", Web4, Web6, WebNode4)
 		n.Publish(p, "dns", DNS4, DNS6)
 		for _, from := range []*Host{n.Node, n.Pod} {

@@ -120,11 +120,8 @@ func (r *Routes) Delete(addr netip.Addr) error {
 
 // Table has the routes of the kernel's local table, which is looked up first, and the Networks.
 type Table struct {
-	Local  []netip.Addr       // made local by portals, of this or another process
-	Via    map[netip.Addr]int // routed by portals over the link with this index
-	Others []netip.Prefix     // local for other reasons, and networks whose addresses the kernel resolves by ARP
-
-	Networks map[netip.Prefix]int // routed by PutNetwork over the link with this index; 0 if rejected
+	Local    []netip.Addr          // made local by portals, of this or another process
+	Networks map[netip.Prefix]bool // whose unused addresses are rejected; see RejectNetwork
 }
 
 // Table reads the table.
@@ -142,94 +139,41 @@ func (r *Routes) Table() (t Table, err error) {
 	return t, err
 }
 
-// readTable reads the routes of both families and the IPv4 addresses. It iterates, since there may be tens of thousands
-// of routes.
+// readTable reads the routes of both families. It iterates, since there may be tens of thousands of routes.
 func (r *Routes) readTable() (Table, error) {
-	t := Table{Via: map[netip.Addr]int{}, Networks: map[netip.Prefix]int{}}
+	t := Table{Networks: map[netip.Prefix]bool{}}
 	for _, family := range portal.Families {
 		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add) // of all tables
 		if err != nil {
 			return t, fmt.Errorf("listing local routes: %w", err)
 		}
 	}
-	addrs, err := r.handle.AddrList(nil, netlink.FAMILY_V4)
-	if err != nil {
-		return t, fmt.Errorf("listing addresses: %w", err)
-	}
-	for _, a := range addrs {
-		t.Others = append(t.Others, prefixOf(a.IPNet).Masked())
-	}
 	return t, nil
 }
 
 // add adds a route to the table; it returns true to continue.
 func (t *Table) add(route netlink.Route) bool {
-	if route.Dst == nil {
-		return true
-	}
-	to := prefixOf(route.Dst)
-	switch addr := to.Addr(); {
-	case route.Table == unix.RT_TABLE_MAIN && route.Protocol == RouteProtocol && route.Type == unix.RTN_PROHIBIT:
-		t.Networks[to] = 0
-	case route.Table == unix.RT_TABLE_MAIN && route.Protocol == RouteProtocol:
-		t.Networks[to] = route.LinkIndex
-	case route.Table != unix.RT_TABLE_LOCAL:
-	case route.Type == unix.RTN_LOCAL && route.Protocol == RouteProtocol:
-		t.Local = append(t.Local, addr)
-	case route.Type == unix.RTN_LOCAL:
-		t.Others = append(t.Others, to)
-	case route.Type == unix.RTN_UNICAST && route.Protocol == RouteProtocol:
-		t.Via[addr] = route.LinkIndex
+	switch {
+	case route.Dst == nil || route.Protocol != RouteProtocol:
+	case route.Table == unix.RT_TABLE_MAIN && route.Type == unix.RTN_PROHIBIT:
+		t.Networks[prefixOf(route.Dst)] = true
+	case route.Table == unix.RT_TABLE_LOCAL && route.Type == unix.RTN_LOCAL:
+		t.Local = append(t.Local, prefixOf(route.Dst).Addr())
 	}
 	return true
 }
 
-// AddVia routes packets for addr over a link to a gateway there, before all other routes and rules of the node. The
-// error is EEXIST if addr is local, or routed elsewhere in the same table.
-func (r *Routes) AddVia(addr netip.Addr, link int, gateway netip.Addr) error {
-	if err := r.handle.RouteAdd(viaRoute(addr, link, gateway)); err != nil {
-		return fmt.Errorf("routing %s to usher: %w", addr, err)
-	}
-	return nil
-}
-
-// RemoveVia reverts AddVia. It is no error if the route does not exist.
-func (r *Routes) RemoveVia(addr netip.Addr) error {
-	if err := r.handle.RouteDel(viaRoute(addr, 0, netip.Addr{})); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("removing route for %s: %w", addr, err)
-	}
-	return nil
-}
-
-func viaRoute(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
-	return &netlink.Route{
-		LinkIndex: link,
-		Dst:       Alone(addr),
-		Gw:        gateway.AsSlice(),
-		Flags:     int(netlink.FLAG_ONLINK),
-		Table:     unix.RT_TABLE_LOCAL,
-		Type:      unix.RTN_UNICAST,
-		Protocol:  RouteProtocol,
-	}
-}
-
-// PutNetwork adds a route for packets to addresses of a network, over a link to a gateway there. With link 0, the route
-// makes the kernel reject them with "administratively prohibited", an error that UDP clients get too. All other routes
-// to such an address have precedence: those for it alone, for a part of the network and, by their metric, for the same
-// network.
-func (r *Routes) PutNetwork(network netip.Prefix, link int, gateway netip.Addr) error {
-	route := toNetwork(network)
-	route.LinkIndex, route.Gw, route.Flags = link, gateway.AsSlice(), int(netlink.FLAG_ONLINK)
-	if link == 0 {
-		route.Type, route.Gw, route.Flags = unix.RTN_PROHIBIT, nil, 0
-	}
-	if err := r.handle.RouteAdd(route); err != nil {
+// RejectNetwork adds a route that makes the kernel reject packets to addresses of a network with "administratively
+// prohibited", an error that UDP clients get too. All other routes to such an address have precedence: those for it
+// alone, for a part of the network and, by their metric, for the same network.
+func (r *Routes) RejectNetwork(network netip.Prefix) error {
+	if err := r.handle.RouteAdd(toNetwork(network)); err != nil {
 		return fmt.Errorf("adding a route for %s: %w", network, err)
 	}
 	return nil
 }
 
-// DeleteNetwork reverts PutNetwork. It is no error if the route does not exist.
+// DeleteNetwork reverts RejectNetwork. It is no error if the route does not exist.
 func (r *Routes) DeleteNetwork(network netip.Prefix) error {
 	if err := r.handle.RouteDel(toNetwork(network)); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("removing route for %s: %w", network, err)
@@ -238,7 +182,7 @@ func (r *Routes) DeleteNetwork(network netip.Prefix) error {
 }
 
 func toNetwork(network netip.Prefix) *netlink.Route {
-	return &netlink.Route{Dst: IPNet(network), Table: unix.RT_TABLE_MAIN, Priority: math.MaxInt32, Protocol: RouteProtocol}
+	return &netlink.Route{Dst: IPNet(network), Table: unix.RT_TABLE_MAIN, Type: unix.RTN_PROHIBIT, Priority: math.MaxInt32, Protocol: RouteProtocol}
 }
 
 // IsLocal reports whether the kernel delivers addr to this node, for any reason.
@@ -264,7 +208,7 @@ func (r *Routes) LoDown() error {
 }
 
 // RemoveRoutes removes the local routes and the network routes of all portals, of this or another process. which
-// selects them by address; a network, by its first address. Routes of AddVia stay.
+// selects them by address; a network, by its first address.
 func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {

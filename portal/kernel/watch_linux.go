@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net/netip"
@@ -198,21 +197,10 @@ func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscript
 		}
 		message := nl.DeserializeRtMsg(m.Data)
 		ours := message.Protocol == RouteProtocol
-		if message.Type != unix.RTN_LOCAL && !(ours && (message.Type == unix.RTN_UNICAST || message.Type == unix.RTN_PROHIBIT)) {
+		if message.Type != unix.RTN_LOCAL && !(ours && message.Type == unix.RTN_PROHIBIT) {
 			return false
 		}
 		addr, ok := netip.AddrFromSlice(find(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))
 		return ok && matters(addr, m.Header.Type == unix.RTM_DELROUTE, ours)
 	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-}
-
-// LinkEvents reports when a link of that name is removed or goes down.
-func LinkEvents(name string) (Subscription, error) {
-	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
-		if m.Header.Type != unix.RTM_DELLINK && m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
-			return false
-		}
-		lost := m.Header.Type == unix.RTM_DELLINK || nl.DeserializeIfInfomsg(m.Data).Flags&unix.IFF_UP == 0
-		return lost && string(bytes.TrimRight(find(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME), "\x00")) == name
-	}, unix.RTNLGRP_LINK)
 }

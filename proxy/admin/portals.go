@@ -70,8 +70,6 @@ func ruleInWords(traits portal.Traits, r portal.Rule) string {
 		return fmt.Sprintf("nothing redirects %s to usher, which listens on port %d", at, r.LocalPort)
 	case r.Action == portal.Redirect && traits.Local && r.Target.Addr.IsUnspecified():
 		return fmt.Sprintf("usher listens on %s", at)
-	case r.Action == portal.Redirect && traits.InNamespace:
-		return fmt.Sprintf("%s is routed to usher's network namespace, where usher listens on %s", r.Target.Addr, at)
 	case r.Action == portal.Redirect && traits.Local:
 		return fmt.Sprintf("%s is an address of this node, and usher listens on %s", r.Target.Addr, at)
 	case !traits.Redirects && r.LocalPort != 0:

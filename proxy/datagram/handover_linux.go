@@ -42,7 +42,7 @@ func (l *listener) HandOver() (handover.Socket, bool) {
 	return frontend.SocketFor(l.socket.fd, l.name())
 }
 
-func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At, l.Namespace != nil) }
+func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At) }
 
 // sessionRecord is a session in a handover, as JSON. Each socket in a handover has a name. For the socket that connects
 // a session to its endpoint, the name is sessionPrefix and this JSON.

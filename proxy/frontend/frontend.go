@@ -95,7 +95,7 @@ func (n *Node) Init() {
 	n.Locality.SetNodePorts(nil)
 	n.Locality.isPod = n.IsPod
 	if n.Portal != nil {
-		n.carriesVIPs, n.Locality.inNamespace = n.Portal.Traits().CarriesVIPs(), n.Portal.Traits().InNamespace
+		n.carriesVIPs = n.Portal.Traits().CarriesVIPs()
 	}
 	n.Locality.Refresh()
 }

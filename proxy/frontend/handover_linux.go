@@ -15,7 +15,7 @@ import (
 )
 
 // SocketNameOf returns the SocketName of a listener's socket.
-func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
+func SocketNameOf(file *os.File) (name string, err error) {
 	fd, err := fdpass.Descriptor(file)
 	if err != nil {
 		return "", err
@@ -32,7 +32,7 @@ func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
 	if !known {
 		return "", fmt.Errorf("a socket of protocol %d is not a listener", number)
 	}
-	return SocketName(protocol, addr, inNamespace), nil
+	return SocketName(protocol, addr), nil
 }
 
 // OpenSocket returns the socket of the listener that b describes, and the address that it is bound to. The socket is
@@ -40,12 +40,12 @@ func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
 func (f *FrontEnd) OpenSocket(b portal.Bind, listen func(forward.Sockets, netip.AddrPort) (int, error)) (fd int, at netip.AddrPort, inherited bool, err error) {
 	fd, err = Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
 		if addr == b.Addr { // inherited sockets at other addresses belong to other front ends
-			fd, err := f.inherit(SocketName(f.Protocol, addr, b.Namespace != nil), addr)
+			fd, err := f.inherit(SocketName(f.Protocol, addr), addr)
 			if inherited = fd >= 0; inherited || err != nil {
 				return fd, err
 			}
 		}
-		return listen(f.sockets(b), addr)
+		return listen(f.Socket, addr)
 	})
 	if err != nil {
 		return -1, at, false, err
@@ -80,14 +80,6 @@ func (n *Node) inherit(name string, addr netip.AddrPort) (fd int, err error) {
 		return -1, fmt.Errorf("the socket handed over is not a listener on %s", addr)
 	}
 	return fd, nil
-}
-
-// sockets returns the function that creates the sockets of the listener that b describes.
-func (n *Node) sockets(b portal.Bind) forward.Sockets {
-	if b.Namespace != nil {
-		return b.Namespace.Socket
-	}
-	return n.Socket
 }
 
 // Own duplicates the descriptor of a file from a handover. The caller owns the duplicate.

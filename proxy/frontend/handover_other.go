@@ -10,7 +10,7 @@ import (
 )
 
 // SocketNameOf is supported on Linux only.
-func SocketNameOf(*os.File, bool) (name string, err error) { return "", errors.ErrUnsupported }
+func SocketNameOf(*os.File) (name string, err error) { return "", errors.ErrUnsupported }
 
 // SocketFor returns false: there is no successor.
 func SocketFor(int, string) (handover.Socket, bool) { return handover.Socket{}, false }

@@ -51,15 +51,14 @@ var ErrProtocol = errors.New("protocol not supported by this version of usher")
 // Place is a listener's address and its targets. Listeners embed one.
 type Place struct {
 	At         netip.AddrPort
-	Redirected bool // see portal.Bind
-	Namespace  portal.Namespace
+	Redirected bool   // see portal.Bind
 	service    uint16 // the VIPs' port or, without VIPs, the node port: see portal.FirstTarget
 	targets    atomic.Pointer[[]portal.Target]
 }
 
 // SetBound records that the listener for b is bound to address at.
 func (p *Place) SetBound(b portal.Bind, at netip.AddrPort) {
-	p.At, p.Redirected, p.Namespace, p.service = at, b.Redirected, b.Namespace, portal.FirstTarget(b.Targets).Port
+	p.At, p.Redirected, p.service = at, b.Redirected, portal.FirstTarget(b.Targets).Port
 	p.targets.Store(&b.Targets)
 }
 
@@ -69,11 +68,11 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 // SetTargets implements Listener.
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
-// Serves implements Listener. The address, redirect and namespace must be b's. So must the port, unless b only prefers
-// it. Without a redirect, the VIPs' port must then be the same as before.
+// Serves implements Listener. The address and redirect must be b's. So must the port, unless b only prefers it. Without
+// a redirect, the VIPs' port must then be the same as before.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Preferred && (b.Redirected || p.service == portal.FirstTarget(b.Targets).Port)
-	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
+	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected
 }
 
 // maxTries limits the ports that Listen tries if the portal has assigned all ports of the range. Thousands of listeners
@@ -111,7 +110,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 		return l, fmt.Errorf("%w: found no free port from %d to %d (set --proxy-port-range to more ports)", budget.ErrLocalPorts, n.Ports.First, n.Ports.Last)
 	}
 	err = fmt.Errorf("cannot listen on %s%s: %w", b.Addr, others, search.Plain(err))
-	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil && len(b.Targets) > 0 {
+	if errors.Is(err, syscall.EADDRINUSE) && n.Socket == nil && len(b.Targets) > 0 {
 		if who := kernel.Holder(portal.Target{Protocol: b.Targets[0].Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}, nil); who != "" {
 			err = fmt.Errorf("%w: %s", err, who)
 		}
@@ -119,14 +118,9 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	return l, err
 }
 
-// SocketName returns the name that the socket of a listener at addr has in a handover. inNamespace means that the
-// socket is in the portal's namespace.
-func SocketName(protocol config.Protocol, addr netip.AddrPort, inNamespace bool) string {
-	name := strings.ToLower(string(protocol)) + " " + addr.String()
-	if inNamespace {
-		name += " in the portal's namespace" // a successor without that namespace must not use the socket
-	}
-	return name
+// SocketName returns the name that the socket of a listener at addr has in a handover.
+func SocketName(protocol config.Protocol, addr netip.AddrPort) string {
+	return strings.ToLower(string(protocol)) + " " + addr.String()
 }
 
 // otherPorts returns the ports to try if the preferred one is taken, in random order. If the user allows all ports, it

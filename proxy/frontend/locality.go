@@ -13,10 +13,9 @@ import (
 // Locality determines whether a client is a Pod or a process of this node. Traffic policies for external clients do not
 // apply to such clients.
 type Locality struct {
-	current     atomic.Pointer[localAddrs]     // not nil from Node.Init on
-	isPod       func(netip.Addr) bool          // Settings.IsPod
-	inNamespace bool                           // portal.Traits.InNamespace
-	nodePorts   atomic.Pointer[[]netip.Prefix] // the networks of --nodeport-addresses, empty for all; not nil from Node.Init on
+	current   atomic.Pointer[localAddrs]     // not nil from Node.Init on
+	isPod     func(netip.Addr) bool          // Settings.IsPod
+	nodePorts atomic.Pointer[[]netip.Prefix] // the networks of --nodeport-addresses, empty for all; not nil from Node.Init on
 }
 
 // localAddrs is immutable: it is replaced as a whole.
@@ -67,14 +66,13 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
 // Admits reports whether vip allows the client. If the VIP is an address of this node, a process of this node connects
-// from the VIP itself. With inNamespace (VIPs in a separate network namespace), it connects from the address that the
-// route to the VIP determines. In both cases the process is allowed if vip allows any address of this node.
+// from the VIP itself. The process is allowed if vip allows any address of this node.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true
 	}
-	if local := l.current.Load(); from == to || l.inNamespace && local.addrs[from] {
-		for a := range local.addrs {
+	if from == to {
+		for a := range l.current.Load().addrs {
 			if vip.Allows(a) {
 				return true
 			}

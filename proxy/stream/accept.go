@@ -63,7 +63,7 @@ func (l *listening) run(next func() error) {
 
 // HandOver implements frontend.Listener.
 func (l *listening) HandOver() (handover.Socket, bool) {
-	return frontend.SocketFor(l.fd, frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil))
+	return frontend.SocketFor(l.fd, frontend.SocketName(l.front.Protocol, l.At))
 }
 
 // Close stops accepting and returns when run has returned. The kernel resets or aborts the clients that wait to be

@@ -53,7 +53,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 
 // HandOver implements frontend.Listener.
 func (l *tcpListener) HandOver() (handover.Socket, bool) {
-	return frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
+	return frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At))
 }
 
 // Close stops accepting, and returns when no loop accepts from l. If usher stops, it first accepts the connections that

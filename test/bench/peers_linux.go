@@ -51,10 +51,9 @@ func allPeers(usher, second string) []peer {
 		peers = append(peers, haproxyPeer("haproxy-2", second))
 	}
 	peers = append(peers, nginx, behind("nftables"), behind("iptables"))
-	for _, portal := range []string{"none", "nftables", "iptables", "address", "namespace"} {
+	for _, portal := range []string{"none", "nftables", "iptables", "address"} {
 		peers = append(peers, newUsher(usher, portal))
 	}
-	peers[len(peers)-1].figures = []string{"crr", "rr64"}
 	return peers
 }
 

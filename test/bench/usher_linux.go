@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// usherPortal is usher with one of its portals, and otherwise its defaults. address has VIPs on the node; namespace is
-// the same with VIPs in a dedicated network namespace.
+// usherPortal is usher with one of its portals, and otherwise its defaults.
 type usherPortal struct{ binary, portal string }
 
 func newUsher(binary, portal string) peer {
@@ -17,11 +16,7 @@ func newUsher(binary, portal string) peer {
 
 // start starts usher for the manifests in dir.
 func (u *usherPortal) start(s *stage, dir string) (*process, error) {
-	portal, where := u.portal, "never"
-	if portal == "namespace" {
-		portal, where = "address", "always"
-	}
-	return s.start(u.binary, "run", "--manifests", dir, "--portal", portal, "--address-namespace", where)
+	return s.start(u.binary, "run", "--manifests", dir, "--portal", u.portal)
 }
 
 func (u *usherPortal) set(s *stage, dir string) (targets, *process, error) {

@@ -36,13 +36,10 @@ func (c *cluster) ingress(name string, mode *corev1.LoadBalancerIPMode) {
 
 // These specs hold for every portal.
 var _ = Describe("clients connect", func() {
-	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("through the "+portal+" portal", func() { addressSpecs(portal) })
 	}
 })
-
-// apart is the address portal with VIPs in usher's network namespace.
-const apart = "address --address-namespace=always"
 
 func addressSpecs(portal string) {
 	var (
@@ -53,14 +50,11 @@ func addressSpecs(portal string) {
 	)
 	prepare := func() {
 		c = newCluster()
-		if portal == apart {
-			c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
-		}
 		everyone = map[string]*lab.Dialer{"a Pod": c.pod, "the node": c.node, "outside": c.outside}
 	}
 	// Without netfilter nothing can drop packets to one port of an address.
 	dropped := timedOut
-	if strings.HasPrefix(portal, "address") {
+	if portal == "address" {
 		dropped = HaveOccurred()
 	}
 	start := func(args ...string) *usher {
@@ -338,7 +332,7 @@ func addressSpecs(portal string) {
 			reaches(c.outside, "", at("192.0.2.9", svc.Spec.Ports[0].NodePort), local, distant)
 		})
 
-		if strings.HasPrefix(portal, "address") {
+		if portal == "address" {
 			It("to a node port that another process used, reported in an Event, once it is free", func() {
 				taken := c.Node.Listen("0.0.0.0:31999")
 				pods()

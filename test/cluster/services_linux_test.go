@@ -263,7 +263,7 @@ var _ = Describe("a Service", func() {
 		}).WithTimeout(soon).Should(Or(refused, MatchError(syscall.EHOSTUNREACH), MatchError(syscall.EACCES)))
 	},
 		Entry("iptables", "--portal=iptables"), Entry("nftables", "--portal=nftables"),
-		Entry("address", "--portal=address", "--address-namespace=never"), Entry("address, in a network namespace", "--portal=address", "--address-namespace=always"))
+		Entry("address", "--portal=address"))
 
 	It("with the label service.kubernetes.io/service-proxy-name is proxied if that has usher's configured name", func() {
 		ours, foreign := c.service("ours", labelled("usher.example")), c.service("foreign", labelled("somebody"))

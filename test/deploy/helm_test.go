@@ -187,11 +187,6 @@ var _ = Describe("the chart", func() {
 		Expect(i.container().VolumeMounts).To(ConsistOf(corev1.VolumeMount{Name: "xtables-lock", MountPath: "/run/xtables.lock"}))
 	})
 
-	It("gives the address portal the capability to create a network namespace", func() {
-		Expect(chart(values("portal: address\naddressNamespace: true")).container().SecurityContext.Capabilities.Add).To(
-			ConsistOf(BeEquivalentTo("NET_ADMIN"), BeEquivalentTo("NET_BIND_SERVICE"), BeEquivalentTo("SYS_ADMIN")))
-	})
-
 	It("supports an image digest", func() {
 		digest := "sha256:" + strings.Repeat("ab", 32)
 		i := chart(map[string]any{"image": map[string]any{"repository": "r.example/u", "tag": "v1", "digest": digest, "pullPolicy": "Always"}})

@@ -59,7 +59,7 @@ func podMonitors() []byte {
 var matrix = map[string]string{
 	"no values":                          "",
 	"the portal nftables":                "portal: nftables",
-	"the portal address":                 "portal: address\naddressNamespace: true",
+	"the portal address":                 "portal: address",
 	"legacy iptables":                    "portal: iptables\niptablesLegacy: true",
 	"a configuration of kube-proxy":      "kubeProxyConfig: {configMap: kube-proxy}\niptablesLegacy: true",
 	"a configuration":                    "config: {mode: nftables, detectLocalMode: BridgeInterface, detectLocal: {bridgeInterface: cni0}, conntrack: {maxPerCore: 0}}",

@@ -17,7 +17,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
@@ -186,7 +185,6 @@ func (h *Host) Serve(b portal.Bind, word string) uint16 {
 		four = "4"
 	}
 	h.Do(func() {
-		defer Enter(b.Namespace)()
 		if protocol == portal.UDP {
 			conn, err := config.ListenPacket(context.Background(), "udp"+four, b.Addr.String())
 			Expect(err).NotTo(HaveOccurred())
@@ -209,28 +207,6 @@ func (h *Host) Serve(b portal.Bind, word string) uint16 {
 		})
 	})
 	return port
-}
-
-// Enter moves the calling thread into a portal's namespace, if there is one. leave moves
-// it back.
-func Enter(in portal.Namespace) (leave func()) {
-	GinkgoHelper()
-	if in == nil {
-		return func() {}
-	}
-	before, err := netns.Get()
-	Expect(err).NotTo(HaveOccurred())
-	fd, err := in.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
-	Expect(err).NotTo(HaveOccurred())
-	defer unix.Close(fd)
-	inside, err := unix.IoctlRetInt(fd, 0x894c) // SIOCGSKNS (linux/sockios.h)
-	Expect(err).NotTo(HaveOccurred())
-	defer unix.Close(inside)
-	Expect(netns.Set(netns.NsHandle(inside))).To(Succeed())
-	return func() {
-		Expect(netns.Set(before)).To(Succeed())
-		before.Close()
-	}
 }
 
 // answer sends word to each client, from the destination address of the

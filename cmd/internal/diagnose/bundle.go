@@ -176,7 +176,7 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 	}
 	collect("node/addresses.txt", "ip -s addr", "ip route show table all", "ip -6 route show table all", "ip rule", "ip -6 rule",
 		"/proc/net/dev", "/proc/net/fib_trie", "/proc/net/route", "/proc/net/if_inet6", "/proc/net/ipv6_route")
-	collect("node/nftables.txt", "nft -s list table ip usher", "nft -s list table ip6 usher", "nft -s list table ip usher-address", "nft -s list table ip6 usher-address", "nft list tables")
+	collect("node/nftables.txt", "nft -s list table ip usher", "nft -s list table ip6 usher", "nft list tables")
 	add("node/iptables.txt", ownRules)
 	add("node/sysctls.txt", settings)
 	add("log.txt", func(ctx context.Context) ([]byte, error) {

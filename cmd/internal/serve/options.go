@@ -109,7 +109,6 @@ func (f *Flags) RegisterTrace(flags *pflag.FlagSet, to string) {
 func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	o := &f.Proxy
 	cli.Choice(flags, &f.Mode, "portal", "", "How VIP traffic reaches usher: "+strings.Join(modes.Names(), ", ")+". auto selects the first mode that works on this node", modes.Names()...)
-	cli.Choice(flags, &f.Portal.AddressNamespace, "address-namespace", "", "Whether the address portal isolates VIPs in a dedicated network namespace, to avoid conflicts with processes on the node: "+strings.Join(portal.AddressNamespaces, ", ")+". auto does so if usher has CAP_SYS_ADMIN and the node forwards packets", portal.AddressNamespaces...)
 	cli.Choice(flags, &f.Portal.IPTablesTarget, "iptables-target", "", "Target of the iptables portal's rules: "+strings.Join(portal.IPTablesTargets, ", ")+". dnat forwards to a dedicated address; redirect supports neither SCTP nor Pods behind interfaces without an IPv4 address", portal.IPTablesTargets...)
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "Local port range `first-last` for listeners that are not on a VIP. Empty = any free port")
 	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "Packet mark (SO_MARK) of usher's connections to endpoints and the API server, which the iptables and nftables portals do not redirect. 0 = no mark")
@@ -150,6 +149,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	for _, name := range []string{"max-connections-per-port", "max-udp-sessions-per-port", "max-affinity-per-port"} {
 		cli.Retire(flags, name, false, "the shares of service ports are fixed, see docs/sizing.md")
 	}
+	cli.Retire(flags, "address-namespace", false, "VIPs of the address portal are addresses of the node")
 	cli.Retire(flags, "trace-connections", false, "4,096 connections are kept")
 }
 

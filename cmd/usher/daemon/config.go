@@ -180,7 +180,7 @@ func Defaults() Config {
 	return Config{
 		MaxDelay:         kube.DefaultMaxDelay,
 		Mode:             modes.Auto,
-		Portal:           portal.Options{Mark: 0x1000, IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
+		Portal:           portal.Options{Mark: 0x1000, IPTablesTarget: portal.IPTablesTargets[0]},
 		Proxy:            proxy.Defaults(),
 		TraceEvents:      4096,
 		Slow:             200 * time.Millisecond,

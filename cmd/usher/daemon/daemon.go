@@ -42,7 +42,6 @@ type Daemon struct {
 	taking        sync.Mutex                    // held while the lock is taken over
 	handedOver    chan struct{}                 // closed when another usher process has taken over
 	stopRequested chan struct{}                 // closed when a signal requests a stop after the handover
-	draining      atomic.Bool                   // stopped, but holding the lock for connections in the portal's namespace
 
 	proxy        *proxy.Proxy
 	health       *admin.Health
@@ -402,13 +401,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	d.proxy.Stop()
 	remove = remove && !d.isHandedOver()
 	d.healthChecks.Close()
-	switch {
-	case remove:
-	case d.proxy.Portal.Traits().InNamespace:
-		// Keep the lock: without it, a process could start without a handover. It would create a new namespace and cut
-		// off the open connections, which use the current one.
-		d.draining.Store(true)
-	default:
+	if !remove {
 		d.unlock() // a successor need not wait until connections have ended
 	}
 	grace, cancel := context.WithTimeout(context.Background(), d.config.DrainTimeout)

@@ -110,9 +110,6 @@ func (d *Daemon) retryListeners(ctx context.Context) {
 
 // HandOver implements handover.Holder.
 func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
-	if d.draining.Load() {
-		return d.proxy.HandOverNamespace(), handover.None, func() {}, func() {}, nil
-	}
 	sockets, more, resume, stop, err := d.proxy.HandOver()
 	return sockets, more, resume, func() {
 		close(d.handedOver)

@@ -54,8 +54,7 @@ type PortalRule struct {
 
 // PortalEffect is the effect of a rule.
 type PortalEffect struct {
-	// Action is redirect, reject, drop, or address: the VIP is an address of this node, or of a dedicated
-	// network namespace.
+	// Action is redirect, reject, drop, or address: the VIP is an address of this node.
 	Action string `json:"action"`
 	// LocalPort is the port of usher's listener; left out if the rule redirects to none.
 	LocalPort uint16 `json:"localPort,omitempty"`

@@ -76,8 +76,7 @@ loop for each of four events. Connecting takes no round, because the first data 
   conntrack entries). In five rounds it had 0.84 of *address* in new connections, 0.85 with 64 concurrent requests, and
   0.80 over UDP. *nftables* had 0.74, 0.76 and 0.82. With clients and endpoint each behind a veth, in 18 rounds: 0.82,
   0.92, 0.87, and *nftables* 0.84, 0.90, 0.92. Each packet still needs a socket lookup, map lookups and
-  routing rules. It was not kept: *address* needs no netfilter, and its namespace avoids conflicts with other
-  processes.
+  routing rules. It was not kept: *address* needs no netfilter.
 - **UDP with one datagram in flight.** In every proxy each datagram costs its own receive and send calls. A client
   that waits for its answer sends only one, so there is nothing to batch. With four in flight usher sends them together.
 - **A change among 10,000 Services** begins when the file is written. usher updates only the affected parts.
@@ -98,10 +97,6 @@ The machine's default congestion control is bbr. It paces by timers, which domin
 rates of all proxies are less than half. With bbr (-congestion bbr; six rounds of the same day) usher without a portal has 1.11 times
 HAProxy's new connections. Its bulk rates on one and on 16 connections are 1.48 and 1.37 times HAProxy's, and 0.63 and 0.60 times kernel
 DNAT's.
-
-*usher, address, own namespace* has the VIPs in a dedicated network namespace: packets
-between a client and usher also pass a pair of interfaces. Clients are on the node here; the kernel also forwards packets of
-Pods and other hosts.
 `
 
 func introduction(run Run) string {

@@ -142,7 +142,6 @@ var titles = map[string]string{
 	"usher-nftables":      "usher, nftables",
 	"usher-iptables":      "usher, iptables",
 	"usher-address":       "usher, address",
-	"usher-namespace":     "usher, address, own namespace",
 }
 
 func title(peer string) string {
