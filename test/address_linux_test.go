@@ -7,7 +7,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/onsi/gomega/gbytes"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -30,8 +29,9 @@ var _ = Describe("The address portal on a node with a process on *:80", func() {
 			s.write(dir)
 		}
 		u := startUsher(l.Node, dir, "--portal=address", "--portal-check-interval=200ms")
-		Expect(string(u.Err.Contents())).To(MatchRegexp(`cannot listen on 10\.96\.0\.10:80: address already in use: \S+ \(process \d+\) listens on`))
-		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say(`Processes that listen on all addresses .*10\.96\.0\.10:80/tcp with \S+ \(process \d+\) on`))
+		said := string(u.Err.Contents())
+		Expect(said).To(MatchRegexp(`cannot listen on 10\.96\.0\.10:80: address already in use: \S+ \(process \d+\) listens on`))
+		Expect(said).To(MatchRegexp(`Processes that listen on all addresses .*10\.96\.0\.10:80/tcp with \S+ \(process \d+\) on`))
 		client := l.Pods.NewDialer(1)
 		Expect(ask(client, services[2].vip())).To(Equal(pod))
 
