@@ -494,6 +494,21 @@ var _ = Describe("More than 1,024 endpoints", func() {
 		Expect(pick(21 * time.Millisecond).Endpoint).To(BeIdenticalTo(pool.All[7000]))
 	})
 
+	It("get equal shares if only some neighbors are usable", func() {
+		pool.Update(port(list), start)
+		for i, e := range pool.All {
+			if i < 5000 || i >= 5100 {
+				fail(e, start, start, quarantine)
+			}
+		}
+		shares := map[*balance.Endpoint]int{}
+		for range 1000 {
+			shares[pick(0).Endpoint]++
+		}
+		Expect(shares).To(HaveLen(100))
+		Expect(shares).To(HaveEach(10))
+	})
+
 	It("are not each looked at for every choice if all are in quarantine, but again after a microsecond for each", func() {
 		list := list[:2000]
 		pool.Update(port(list), start)

@@ -217,18 +217,18 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	if last := s.lastScan.Load(); last != nil {
-		if c, skipped, ok := s.afterScan(last, l, f.fallback); ok {
-			return c, skipped, true
-		}
-	}
 	f.Skipped, f.last = 0, nil // the loop below looks at all endpoints again
 	first := l.turn % n
 	for i := range n {
+		if last := s.lastScan.Load(); last != nil && i == maxLooks {
+			if c, skipped, ok := s.afterScan(last, l, f.fallback); ok {
+				return c, skipped, true
+			}
+		}
 		if f.take(s, s.endpoints[(first+i)%n], &l, looks+i) { // first and i are less than n: no overflow
 			c := s.reasoned(f.Choice, l.Tried)
 			if i >= maxScanned && l.claim {
-				s.lastScan.Store(&scan{c, l.Now})
+				s.lastScan.Store(&scan{c, (first + i) % n, l.Now})
 			}
 			return c, looks + i, true
 		}
@@ -236,8 +236,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	if f.filtered {
 		l.ignoreSlowStart = true
 		c, skipped, ok := s.pick(l)
-		if ok && n > maxScanned && l.claim {
-			s.lastScan.Store(&scan{c, l.Now})
+		if ok && n > maxScanned && l.claim && c.Endpoint.available(l.Now, false) != Down {
+			s.lastScan.Store(&scan{c, (first + skipped) % n, l.Now})
 		}
 		return c, skipped, ok
 	}
@@ -262,7 +262,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 
 // scan is the result of a choice that looked at more than maxScanned endpoints.
 type scan struct {
-	Choice // without an Endpoint if all are in quarantine
+	Choice        // without an Endpoint if all are in quarantine
+	index  uint32 // of the Endpoint in the Set
 	at     time.Time
 }
 
@@ -284,7 +285,8 @@ func (s *Set) afterScan(last *scan, l look, first *Endpoint) (c Choice, skipped 
 	if l.ignoreSlowStart = true; !f.take(s, last.Endpoint, &l, 0) {
 		return c, 0, false
 	}
-	return s.reasoned(f.Choice, l.Tried), 0, true
+	n := uint32(len(s.endpoints))
+	return s.reasoned(f.Choice, l.Tried), (last.index + n - l.turn%n) % n, true // so those after it follow in turn
 }
 
 // lastResort chooses from a Set whose endpoints are all in quarantine. The parameter first is the scheduler's first
