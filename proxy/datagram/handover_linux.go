@@ -187,28 +187,34 @@ func (srv *Server) InheritRest(sockets map[string]*os.File) {
 	srv.sessionRecords = nil
 }
 
+// adoptedAtOnce is the number of sessions that one task continues. A round of a loop runs up to 8 tasks.
+const adoptedAtOnce = sessionsPerTurn / 8
+
 // adopt continues the sessions that a predecessor has handed over.
 func (l *listener) adopt() {
 	all := l.server.sessionRecords[l.name()]
 	delete(l.server.sessionRecords, l.name())
-	for some := range slices.Chunk(all, sessionsPerTurn) { // the loop serves others in between
-		if l.socket.loop.poller.Do(func() { l.socket.adopt(some) }) != nil { // the loop has ended
+	sk := l.socket
+	var view *frontend.View
+	var endpoints map[netip.AddrPort]*balance.Endpoint   // of view
+	for some := range slices.Chunk(all, adoptedAtOnce) { // the loop serves others in between
+		err := sk.loop.poller.Do(func() {
+			if sk.refresh(); view != sk.view {
+				view, endpoints = sk.view, make(map[netip.AddrPort]*balance.Endpoint, len(sk.view.All))
+				for _, e := range view.All {
+					endpoints[e.Addr] = e
+				}
+			}
+			for _, b := range some {
+				sk.adoptOne(&b, endpoints[b.Endpoint])
+				b.file.Close()
+			}
+		})
+		if err != nil { // the loop has ended
 			for _, b := range some {
 				b.file.Close()
 			}
 		}
-	}
-}
-
-func (sk *socket) adopt(all []sessionRecord) {
-	sk.refresh()
-	endpoints := make(map[netip.AddrPort]*balance.Endpoint, len(sk.view.All))
-	for _, e := range sk.view.All {
-		endpoints[e.Addr] = e
-	}
-	for _, b := range all {
-		sk.adoptOne(&b, endpoints[b.Endpoint])
-		b.file.Close()
 	}
 }
 
