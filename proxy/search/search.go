@@ -84,7 +84,7 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 		return Step{Do: GiveUp, Result: s.final}
 	case len(s.Schedule) == 0:
 		if s.count > 0 && now.Sub(s.started) >= keptLong {
-			s.tried, s.count = append(s.tried[:0], s.current.Endpoint.Addr), 1
+			s.tried = append(s.tried[:0], s.current.Endpoint.Addr) // not count: at most maxAttempts in all
 		}
 		step := s.begin(set, now, 0)
 		if step.Do == GiveUp && s.count > 0 {
