@@ -232,6 +232,9 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 	})
 
 	It("does not stop Services without endpoints from refusing TCP and UDP clients, and is restored after its rules are flushed", func() {
+		kept := services[0] // has a listener, to which the rules redirect
+		kept.name, kept.clusterIP = "kept", "10.96.0.99"
+		kept.write(dir)
 		for i := range services {
 			services[i].endpoints = nil
 			services[i].write(dir)

@@ -162,6 +162,7 @@ func addressSpecs(portal string) {
 
 		It("to a load balancer IP only from addresses in loadBalancerSourceRanges", func() {
 			c.Outside.Output("ip", "address", "add", otherOutside4+"/24", "dev", "eth0")
+			DeferCleanup(func() { c.Outside.Output("ip", "address", "del", otherOutside4+"/24", "dev", "eth0") })
 			pods()
 			c.service("web", loadBalancer, func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{lab.Outside4 + "/32"} })
 			c.ingress("web", nil)

@@ -105,7 +105,11 @@ var _ = Describe("topology hints", Ordered, ContinueOnFailure, func() {
 	It("are applied again when this node's zone changes", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b"))))
 		uses(1)
-		updateNode(moving, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-b" })
+		zone := func(name string) {
+			updateNode(moving, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = name })
+		}
+		DeferCleanup(zone, "zone-a")
+		zone("zone-b")
 		uses(2)
 	})
 })
