@@ -60,8 +60,8 @@ func (p *Proxy) Affinities() (*os.File, error) {
 	return file, nil
 }
 
-// KeepAffinities pauses after each file: for keepEvery, or for keepRest times the time that it took to write and pass
-// on that file, whichever is longer.
+// KeepAffinities pauses after each file: for keepEvery, or for keepRest times the duration of writing and passing on
+// that file, whichever is longer.
 const (
 	keepEvery = time.Second
 	keepRest  = 20
@@ -98,8 +98,8 @@ func (p *Proxy) InheritAffinities(file *os.File) {
 	}
 }
 
-// readAffinities restores session affinity from file and closes it. Entries of service ports that do not
-// exist yet wait in Proxy.had.
+// readAffinities restores session affinity from file and closes it. Entries of service ports that do not exist yet wait
+// in Proxy.pendingAffinities.
 func (p *Proxy) readAffinities(file *os.File) error {
 	defer file.Close()
 	info, err := file.Stat()

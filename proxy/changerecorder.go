@@ -120,7 +120,7 @@ func conditions(e *balance.Endpoint) string {
 func sameButEndpoints(a, b config.ServicePort) bool {
 	for _, p := range []*config.ServicePort{&a, &b} {
 		p.Endpoints, p.Cluster, p.Internal, p.External = nil, nil, nil, nil
-		if t := p.Topology; t != nil && len(t.Keys) > 0 { // Key and Value depend on the endpoints, as do hints, which have no Keys
+		if t := p.Topology; t != nil && len(t.Keys) > 0 { // Key and Value depend on endpoints, as do hints
 			p.Topology = &config.Topology{Keys: t.Keys}
 		} else {
 			p.Topology = nil

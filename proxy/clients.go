@@ -45,8 +45,8 @@ func (p *Proxy) Serves(vip netip.AddrPort) (known, usable bool) {
 	return true, ok && v.Endpoints(at, true).Len() > 0
 }
 
-// Serve serves a client that requested vip other than by connecting to it, as if it had come through a
-// portal. It takes ownership of client and returns at once. If vip is no longer served, Serve resets client.
+// Serve serves a client that named vip instead of connecting to it, for example in a SOCKS request. It takes ownership
+// of client and returns at once. If vip is no longer served, Serve resets client.
 func (p *Proxy) Serve(client forward.Conn, from, vip netip.AddrPort) {
 	f := p.ownerOf(vip)
 	if f == nil {

@@ -39,7 +39,6 @@ func (e *QuestionError) Error() string { return e.Field + ": " + e.Message }
 // Cause is the reason that no endpoint would be tried.
 type Cause uint8
 
-// The causes.
 const (
 	NoCause        Cause = iota
 	HasProblem           // the service port is not served: see Explanation.Problem

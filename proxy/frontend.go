@@ -126,7 +126,8 @@ func (f *frontEnd) claim() (problem *Problem) {
 		t := frontend.Target(f.Protocol, vip)
 		if inUse := f.inUseOnNode(vip); inUse != nil {
 			f.release(t)
-			if !slices.ContainsFunc(port.Endpoints, func(e config.Endpoint) bool { return e.Addr == vip.AddrPort() }) { // otherwise the endpoint itself answers there
+			// If an endpoint has this address and port, it answers there itself.
+			if !slices.ContainsFunc(port.Endpoints, func(e config.Endpoint) bool { return e.Addr == vip.AddrPort() }) {
 				problem = &Problem{Reason: ReasonNode, Err: inUse}
 			}
 			continue
@@ -247,8 +248,8 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 	return l, err
 }
 
-// rule makes r the wanted rule for r.Target. A portal that redirects may reject the unused ports of a cluster IP, unless
-// it is an address of this node, where processes listen.
+// rule makes r the wanted rule for r.Target. A portal that redirects may reject the unused ports of a cluster IP,
+// unless it is an address of this node, where processes listen.
 func (f *frontEnd) rule(r portal.Rule) {
 	p := f.proxy
 	r.Comment = f.ID().String()
@@ -276,7 +277,8 @@ func (f *frontEnd) remove() {
 // WithDefaults returns port with defaults for all unset values.
 func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 	port.Scheduler = cmp.Or(port.Scheduler, o.Scheduler)
-	if port.Probe = port.Probe.Or(o.Probe); !port.Probe.Wanted(port.Protocol) || o.Dial != nil { // no probes through a tunnel: see FrontEnd.Policy
+	// No probes through a tunnel: see FrontEnd.Policy.
+	if port.Probe = port.Probe.Or(o.Probe); !port.Probe.Wanted(port.Protocol) || o.Dial != nil {
 		port.Probe = config.Probe{}
 	}
 	if port.Protocol != config.UDP {

@@ -43,9 +43,9 @@ type PortView struct {
 	PortMetrics *frontend.PortMetrics          // nil if the service port has had no client yet
 }
 
-// Waiting returns, by endpoint, how many open connections of the service port have sent data, received none, and waited
-// at least d for it. Only the first call looks at all open connections. Later calls, one for each endpoint, return the
-// same map.
+// Waiting returns, by endpoint, how many open connections of the service port have sent data and waited at least d
+// without receiving any. Only the first call looks at all open connections. Later calls, one for each endpoint, return
+// the same map.
 func (v *PortView) Waiting(now time.Time, d time.Duration) map[netip.AddrPort]int64 {
 	if v.waiting == nil && v.log != nil {
 		v.waiting = v.log.Waiting(v.Port.ID, now, d)
@@ -59,8 +59,8 @@ type Responses struct {
 	Clients       float64 // connections that waited for a byte, whether they got one or not
 }
 
-// Responses returns the result of the function of for each endpoint, and the sum of the results. Only the first call
-// calls the function, since callers ask once for each endpoint.
+// Responses calls of for each endpoint, and returns the results and their sum. Only the first call does so: callers ask
+// once for each endpoint.
 func (v *PortView) Responses(of func(*balance.Endpoint) Responses) (each map[*balance.Endpoint]Responses, all Responses) {
 	if v.responses == nil {
 		v.responses = make(map[*balance.Endpoint]Responses, len(v.Endpoints))
@@ -84,7 +84,7 @@ func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView)
 			fronts = slices.AppendSeq(fronts, maps.Values(of))
 		}
 	}
-	slices.SortFunc(fronts, func(a, b *frontEnd) int { return a.ID().Compare(b.ID()) }) // a PortView is large: swapping many takes long
+	slices.SortFunc(fronts, func(a, b *frontEnd) int { return a.ID().Compare(b.ID()) }) // PortViews are large to swap
 	list = make([]PortView, 0, len(fronts))
 	for _, f := range fronts {
 		list = append(list, f.inspect())

@@ -143,8 +143,7 @@ func (p *Proxy) CloseUnused() {
 	p.removeOthersFromStore(nil)
 }
 
-// keep gives copies of a listener's sockets to Options.Store, unless the Store has them from an earlier
-// process.
+// keep gives copies of a listener's sockets to Options.Store, unless the Store has them from an earlier process.
 func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol) {
 	if p.Store == nil {
 		return

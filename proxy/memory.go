@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// burstEnd detects the end of a burst of connections and UDP sessions. Allocations trigger Go's garbage collector.
-// Without new clients, it runs only every two minutes, and would free the memory of the burst that late.
+// burstEnd detects the end of a burst of connections and UDP sessions, so that its memory is freed soon. Without new
+// clients there are few allocations, and Go then collects garbage only every two minutes.
 type burstEnd struct {
 	seen    int64     // turnover at the last check
 	last    int64     // turnover between the last two checks
@@ -30,7 +30,7 @@ const (
 
 // over makes one check and reports whether a burst is over. count is the result of Proxy.turnover.
 func (e *burstEnd) over(now time.Time, count int64) bool {
-	e.tidied = min(e.tidied, count) // below 0 while connections of a predecessor are open: they count only when they end
+	e.tidied = min(e.tidied, count) // below 0 while inherited connections are open: only their ends count
 	n := count - e.seen
 	e.seen, e.last = count, n
 	e.busiest = max(e.busiest, n)

@@ -35,9 +35,9 @@ func (f *frontEnd) usedByServer(vip config.VIP) error {
 	return nil
 }
 
-// inUseOnNode returns an error if vip, a VIP of f, is an address of this node and its port is in use: by another
-// service port's node port, or by a listening process. If usher itself listens on VIPs (no redirects), it does not look
-// for processes: then bind(2) fails.
+// inUseOnNode returns an error if vip, a VIP of f, is an address of this node whose port is in use. A node port of
+// another service port may use it, or a listening process. If usher itself listens on VIPs (no redirects), inUseOnNode
+// does not look for processes: then bind(2) fails.
 func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	p := f.proxy
 	if !p.onNode(vip) {
@@ -94,9 +94,9 @@ func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 	}
 }
 
-// markNodeAddresses marks the front ends with a VIP on an address of this node whose port has come into use there, or
-// has become free, since they were planned. It also marks those with a cluster IP that has become such an address, or
-// is no longer one.
+// markNodeAddresses marks two groups of front ends. One has a VIP on an address of this node whose port has come into
+// use there, or has become free, since the plan. The other has a cluster IP that has become an address of this node, or
+// no longer is one.
 func (p *Proxy) markNodeAddresses() {
 	for _, fronts := range p.services {
 		for _, f := range fronts {

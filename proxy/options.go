@@ -80,7 +80,7 @@ type Options struct {
 	// OnProblem, if not nil, is called when a service port has a new or changed problem, and with nil when the problem
 	// is solved. It must return quickly.
 	OnProblem func(config.PortID, *Problem)
-	// OnSync, if not nil, is called with the time that a change or check took. full is set for the first change and for
+	// OnSync, if not nil, is called with the duration of a change or check. full is set for the first change and for
 	// each check, since these process all Services.
 	OnSync func(took time.Duration, full bool)
 }

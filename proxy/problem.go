@@ -15,12 +15,11 @@ import (
 // Reason is a one-word reason that a service port is not served as configured.
 type Reason string
 
-// The reasons.
 const (
 	ReasonProtocol Reason = "ProtocolNotServed" // usher or this node cannot carry the protocol
 	ReasonSCTPOff  Reason = "SCTPOff"           // SCTP is not in use on this node, or disabled; see SCTPMode
 	ReasonConflict Reason = "AddressConflict"   // another service port has the address and port
-	ReasonNode     Reason = "NodeAddressInUse"  // a node port, a process or usher uses the port on an address of this node
+	ReasonNode     Reason = "NodeAddressInUse"  // a node port, a process or usher uses the port on this node
 	ReasonListen   Reason = "ListenFailed"      // no listener could be opened
 	ReasonPortal   Reason = "PortalFailed"      // the kernel rejected the portal's rule
 )
@@ -85,8 +84,8 @@ func summarized(p *Problem) bool {
 	return errors.Is(p.Err, budget.ErrOpenFiles) || errors.Is(p.Err, budget.ErrLocalPorts)
 }
 
-// reportLeftOut logs the number of service ports that exceed the limit of open files, and of those that exceed the
-// limit of local ports. It logs each number when it grows, and once when it is 0 again.
+// reportLeftOut logs how many service ports are not served because of the open files limit, and how many for lack of
+// local ports. It logs each number when it grows, and once when it is 0 again.
 func (p *Proxy) reportLeftOut() {
 	left, noPort := 0, 0
 	var why error

@@ -44,8 +44,8 @@ type Proxy struct {
 	end context.CancelFunc
 
 	// changes and mu are both held during a change, but mu is released during slow kernel operations: see reconcile.
-	// Readers take mu alone. So they never wait for a handover to a successor, nor for another program that holds the
-	// xtables lock, for example.
+	// Readers take mu alone, so they never wait for a handover to a successor, or for another program that holds the
+	// xtables lock.
 	changes sync.Mutex
 	mu      sync.Mutex // taken after changes
 	started bool       // the first Apply has begun
@@ -58,12 +58,12 @@ type Proxy struct {
 	owners         map[portal.Target]*frontEnd   // the one front end that serves a VIP
 	dirty          []*frontEnd                   // front ends that reconcile has to plan, in this order
 	rules          map[portal.Target]portal.Rule // the wanted rules
-	differ         map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
+	differ         map[portal.Target]bool        // targets whose rules changed since the last call of the portal
 	unused         []frontend.Listener           // listeners to close once no rule redirects to them
-	reconciling    time.Time                     // when the last reconcile began
-	applyDue       bool                          // call the portal even if no rule differs: at first, after a changed setting, after a failure
+	reconciling    time.Time                     // start of the last reconcile
+	applyDue       bool                          // call the portal even if no rule differs
 	failed         map[*frontEnd]*Problem        // front ends that could not be planned
-	listening      map[portal.Target]bool        // protocols and ports of the front ends' listeners; nil until isFrontEnd needs it
+	listening      map[portal.Target]bool        // protocols and ports of listeners; nil until isFrontEnd needs it
 	released       bool                          // a front end has released a target since the last markFailed
 	problems       map[config.PortID]*Problem
 	words          config.Words // limits messages about problems
@@ -181,7 +181,8 @@ func (p *Proxy) Apply(services []config.Service) {
 	}
 	p.changeRecorder.begin()
 	full := !p.started
-	p.started, p.applyDue = true, p.applyDue || full // not set earlier: a Check before the first Apply would then remove an earlier process's rules
+	// Not set earlier: a Check before the first Apply would then remove an earlier process's rules.
+	p.started, p.applyDue = true, p.applyDue || full
 	p.counters.serviceChanges.Add(int64(len(services)))
 	// Removals come first, so that other service ports can take over the released VIPs.
 	for _, s := range services {
@@ -247,8 +248,8 @@ func (p *Proxy) removePorts(s config.Service) {
 }
 
 // staying returns the front ends that s keeps, each with its port in s. A port keeps the front end that serves its
-// first VIP, even if the port was renamed: clients do not use the name, so a rename must not refuse clients. Otherwise
-// the port keeps the front end with its name and protocol.
+// first VIP, even if it was renamed: clients do not use the name. Otherwise the port keeps the front end with its name
+// and protocol.
 func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	stay := map[*frontEnd]config.ServicePort{}
 	had := p.services[s.Name]

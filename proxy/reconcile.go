@@ -36,9 +36,9 @@ func (p *Proxy) failedToListen() bool {
 	return false
 }
 
-// markFailed marks the front ends whose plan failed, at least in part. If all is not set, it marks only those that
-// failed to listen. Otherwise it marks all except those with an unsupported protocol, which never succeed. A plan takes
-// time for each of up to 100,000 VIPs, so not every change retries failures. The portal retries its own failures.
+// markFailed marks the front ends whose plan failed, at least in part. If all is set, it skips those with an
+// unsupported protocol, which never succeed; otherwise it marks only those that failed to listen. A plan takes time for
+// each of up to 100,000 VIPs, so not every change retries failures. The portal retries its own failures.
 //
 // It marks them in the order of their IDs, so that chance does not decide which one gets a released target.
 func (p *Proxy) markFailed(all bool) {
@@ -55,10 +55,10 @@ func (p *Proxy) markFailed(all bool) {
 	p.released = p.released && !all
 }
 
-// reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which opens
-// listeners, has the portal install the rules, and closes unused listeners. Failures are recorded. If check is set, the
-// portal first compares its rules with the kernel's, and reconcile retries all failures. Otherwise reconcile retries
-// only failures that a released target or a closed listener may end. No other function retries failures.
+// reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends (which opens
+// listeners), has the portal install the rules, and closes unused listeners. Failures are recorded. If check is set,
+// the portal first compares its rules with the kernel's, and reconcile retries all failures. Otherwise reconcile
+// retries only failures that a released target or a closed listener may end. No other function retries failures.
 //
 // The caller holds both locks of a change. reconcile releases Proxy.mu during slow kernel operations.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
@@ -73,7 +73,8 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		p.markFailed(true)
 	}
 	for round := range maxRounds {
-		if len(p.unused) > 0 && len(p.dirty) > 0 && !p.Portal.Traits().Redirects { // a new listener may need the address, as after a rename of a Service
+		// A new listener may need the address, as after a rename of a Service.
+		if len(p.unused) > 0 && len(p.dirty) > 0 && !p.Portal.Traits().Redirects {
 			p.closeUnused()
 			p.awaitRemoved()
 		}
@@ -81,14 +82,16 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			p.noteProblems() // now, since the portal may take long
 		}
 		freed := len(p.unused) > 0
-		if freed && !p.Portal.Traits().Redirects { // Portal.Apply may remove their addresses, and the kernel sends no reset from a removed address
+		// Close them first: Portal.Apply may remove their addresses, and the kernel sends no reset from a removed address.
+		if freed && !p.Portal.Traits().Redirects {
 			p.closeUnused()
 		}
 		if len(p.differ) > 0 || freed || round == 0 && works && (!check || p.applyDue) {
 			freed = p.apply(freed) || freed
 		}
-		p.closeUnused()                                                           // after the rules that redirected to them are removed
-		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // removed sockets may have blocked new listeners
+		p.closeUnused() // after the rules that redirected to them are removed
+		// Removed sockets may have blocked new listeners.
+		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed {
 			p.markFailed(p.released)
 		}
 		if len(p.dirty) == 0 {

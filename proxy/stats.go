@@ -25,7 +25,7 @@ type Stats struct {
 
 	Services, Ports int
 	Listeners       int64
-	Saved           int64 // open TCP connections of which the keeper has copies; after a crash they continue unless this process held bytes of them
+	Saved           int64 // open TCP connections of which the keeper has copies, to survive a crash
 	AffinityClients int64
 	Problems        map[Reason]int
 
@@ -37,8 +37,7 @@ type Stats struct {
 	// NoLocalEndpoints counts service ports with policy Local that have endpoints, but none on this node.
 	NoLocalEndpoints map[config.Family]NoLocal
 
-	// Descriptors is the number in use by listeners, connections and sessions; DescriptorLimit is the
-	// maximum.
+	// Descriptors is the number in use by listeners, connections and sessions; DescriptorLimit is the maximum.
 	Descriptors, DescriptorLimit int64
 }
 
@@ -48,7 +47,8 @@ type NoLocal struct{ Internal, External int }
 // Stats returns the current figures.
 func (p *Proxy) Stats() Stats {
 	c := &p.counters
-	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // read before the totals, so that no difference is negative
+	// Read before the totals, so that no difference is negative.
+	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load()
 	s := Stats{
 		Stats:            p.node.Stats(),
 		Listeners:        p.node.Budget.Listeners.Load(),
@@ -126,8 +126,8 @@ func (s *SyncStatus) queued(at time.Time) {
 	}
 }
 
-// applied records the result of a reconcile that began at began: which families are up to date in the kernel. A change
-// that was queued later still waits.
+// applied records the result of a reconcile that started at began, for each family. A change that was queued later is
+// still pending.
 func (s *SyncStatus) applied(began, at time.Time, res *portal.Result) {
 	var pending time.Time
 	if s.LastQueued.After(began) {
@@ -168,8 +168,7 @@ type PortalStatus struct {
 	Mode     string
 	Sync     SyncStatus
 	Repaired int64 // rules, routes and chains that another program had removed or changed, since the start
-	// Rules are the wanted or installed rules. The comment of a wanted rule is the service port's
-	// PortID.String.
+	// Rules are the wanted or installed rules. The comment of a wanted rule is the service port's PortID.String.
 	Rules []portal.Comparison
 	Parts []portal.Part // shared by all Services
 }
