@@ -32,7 +32,7 @@ var (
 
 // Admit sets VIP to the VIP that the client connected to. To must be set; p is the listener's Place. Behind a redirect,
 // any client that finds the listener's port can connect to it, so Admit checks that To is a VIP. If headerDue is set,
-// From is a load balancer, which first sends a PROXY protocol header with the client's address; SetProxiedClient then
+// From is a load balancer, which first sends a PROXY protocol header with the client's address. SetProxiedClient then
 // decides whether that client is allowed. Otherwise the Result has outcome.Open if the client is allowed.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	var vip *config.VIP
@@ -128,8 +128,8 @@ func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	return c.Front.Origin(v, c.From.Addr(), c.clientDestination(), to.Endpoint)
 }
 
-// QuotaAddr returns the address whose quota the connection uses: the client's or, if the client's address comes from
-// the header of a load balancer outside LoadBalancers, the load balancer's. Otherwise a user with permission to
+// QuotaAddr returns the address whose quota the connection uses. That is the client's, unless it comes from the header
+// of a load balancer outside LoadBalancers; then it is the load balancer's. Otherwise a user with permission to
 // annotate a Service could use up other clients' quotas with forged headers.
 func (c *Conn) QuotaAddr() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {

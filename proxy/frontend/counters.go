@@ -22,9 +22,9 @@ type Counters struct {
 	Probes                                 [conn.ProbeResults]atomic.Int64
 	LateProbes                             atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
-	seen                                   [portal.SourceAddressCount]atomic.Int64 // successful attempts, by the source address that endpoints see
+	seen                                   [portal.SourceAddressCount]atomic.Int64 // successful attempts
 	choices                                [balance.Reasons]atomic.Int64
-	queueWaits                             latency.Histogram // buckets: latency.Queued; waits of clients that have left the queue
+	queueWaits                             latency.Histogram // buckets: latency.Queued; ended waits
 }
 
 // clients counts either all connections or all UDP sessions.
@@ -65,7 +65,7 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 				t.retries.Add(1)
 			}
 		case s.Kind == conn.Closed:
-			if s.Flags&conn.Broken != 0 && s.Ending.Outcome != outcome.SourceDenied { // to deny a client is as configured
+			if s.Flags&conn.Broken != 0 && s.Ending.Outcome != outcome.SourceDenied { // a denied client is no failure
 				t.failed.Add(1)
 			}
 			t.toEndpoint.Add(s.Ending.ToEndpoint)
@@ -147,10 +147,9 @@ func (t *Totals) add(of *portCounters, active int64) {
 // Drop is the reason why a datagram was not forwarded.
 type Drop int
 
-// Values of Drop.
 const (
 	DropNotAdmitted        Drop = iota // sent directly to the listener, or from a source that is not allowed
-	DropUnknownDestination             // conntrack could not be queried for its original destination; in metrics unknown-destination
+	DropUnknownDestination             // conntrack could not be queried for its original destination
 	DropNoEndpoint                     // no endpoint exists, or all have refused
 	DropReceiveBuffer                  // usher did not read fast enough
 	DropSendBuffer                     // the kernel or the network interface did not send fast enough
@@ -174,7 +173,7 @@ type Stats struct {
 	Accepted, Established int64               // connections
 	Attempts              [conn.Results]int64 // of connections and UDP sessions, by conn.Result
 	Choices               map[balance.Reason]int64
-	SourceAddress         [portal.SourceAddressCount]int64 // successful attempts, by the source address that the endpoint sees
+	SourceAddress         [portal.SourceAddressCount]int64 // successful attempts
 	Unlogged              int64                            // refused connections that the trace omits
 	Ends                  map[outcome.Outcome]int64        // of connections
 	Open, Limit           int64                            // connections
@@ -246,7 +245,7 @@ func (n *Node) Stats() Stats {
 type PortMetrics struct {
 	Connect   latency.Histogram // buckets: latency.Seconds; from accept until an endpoint was connected
 	FirstByte latency.Histogram // buckets: latency.Seconds; see conn.Record.FirstByte
-	Lasted    latency.Histogram // buckets: latency.Lasting; duration of ended connections and sessions that had an endpoint
+	Lasted    latency.Histogram // buckets: latency.Lasting; of connections and sessions that had an endpoint
 	Bytes     latency.Histogram // buckets: latency.Bytes, both directions together; of the same clients
 	Recent    balance.Times     // Connect and FirstByte of the last minutes
 	ends      [outcome.Outcomes]atomic.Int64

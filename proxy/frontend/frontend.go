@@ -134,15 +134,15 @@ func (n *Node) InheritedID(id uint64) uint64 {
 // ErrLoop is the error if a connection to an endpoint would come back to usher.
 var ErrLoop = errors.New("refused: the endpoint is a VIP, a node port of this node or usher's own address; connecting would loop")
 
-// errMayLoop is the error if an SCTP association with an endpoint may come back through another node: for SCTP, usher
-// sets no hop limit, which would end the loop.
+// errMayLoop is the error if an SCTP association with an endpoint may come back through another node. For SCTP, usher
+// sets no hop limit that would end the loop.
 var errMayLoop = errors.New("refused: the endpoint is a VIP, or its port is a node port; connecting may loop through another node")
 
 // CheckLoop returns an error if a connection to an endpoint would come back to usher or, for SCTP, may come back
 // through another node. It returns none in three cases: packets for VIPs do not reach usher; the listeners are in
 // another network namespace (Settings.Socket); or this node's kernel does not connect to the endpoints.
 //
-// CheckLoop refuses an endpoint that is a VIP unless usher's packets have a mark: marked packets are not redirected,
+// CheckLoop refuses an endpoint that is a VIP unless usher's packets have a mark. Marked packets are not redirected,
 // and may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints that are
 // VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is
 // a node port. See HopsLeft.
@@ -176,8 +176,8 @@ const (
 	minHops = 8
 )
 
-// HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than that of
-// the client's packets, as after a router, and less than maxHops. Without this limit, two nodes with Services whose
+// HopsLeft returns the hop limit for a TCP connection that may come back through another node. It is one less than that
+// of the client's packets, as after a router, and less than maxHops. Without this limit, two nodes with Services whose
 // endpoints are each other's node ports would connect endlessly. An error means that the connection must not be made.
 func HopsLeft(clientHops int) (int, error) {
 	if hops := min(clientHops, maxHops) - 1; hops >= minHops {
@@ -290,9 +290,9 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 }
 
 // Policy returns the quarantine policy for a failed attempt from source o to endpoint. Its UntilProbe is set if usher's
-// rechecks (see package health) can end a quarantine. Only TCP endpoints that the kernel connects to are rechecked: UDP
-// has no handshake, a recheck costs an SCTP endpoint an association, and a recheck through a port-forward loads the API
-// server. A recheck comes from this node's address, so it proves nothing about an endpoint on another node that sees
+// rechecks (see package health) can end a quarantine. Only TCP endpoints that the kernel connects to are rechecked. UDP
+// has no handshake, a recheck costs an SCTP endpoint an association, and one through a port-forward loads the API
+// server. A recheck comes from this node's address. So it proves nothing about an endpoint on another node that sees
 // some clients' own addresses: a NetworkPolicy may admit clients but not nodes.
 func (f *FrontEnd) Policy(o portal.Origin, endpoint *config.Endpoint) balance.Policy {
 	p := f.Node.Quarantine
@@ -310,9 +310,9 @@ func (f *FrontEnd) seesClientsElsewhere(endpoint *config.Endpoint) bool {
 type View struct {
 	Port config.ServicePort
 	All  []*balance.Endpoint // usable or not
-	// The usable endpoints. Internal are those that the internal traffic policy allows, for cluster IPs; External those
-	// that the external one allows, for other VIPs. Cluster are those under policy Cluster, for clients of this node
-	// that connect to other VIPs. See config.ServicePort.
+	// The usable endpoints by kind of client; see config.ServicePort. Internal: for cluster IPs, by the internal
+	// traffic policy. External: for other VIPs, by the external one. Cluster: for clients of this node that connect to
+	// other VIPs, under policy Cluster.
 	Cluster, Internal, External *balance.Set
 
 	Limits   *forward.Limits
@@ -390,11 +390,13 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 		}
 		ofFamily, all := portal.SourcesOf(sources).In(portal.FamilyOf(t.Addr))
 		if !all {
-			r.Sources = portal.SourcesOf(ofFamily) // without networks of the other family: a rule in the kernel matches one family
+			// Without networks of the other family: a rule in the kernel matches one family.
+			r.Sources = portal.SourcesOf(ofFamily)
 		}
 	}
 	if vip.External() && v.External.Len() == 0 {
-		r.Action = v.Action(vip) // for external clients; since LocalPort is set, clients of this node are still redirected (see portal.Drop)
+		// For external clients; since LocalPort is set, clients of this node are still redirected (see portal.Drop).
+		r.Action = v.Action(vip)
 	}
 	return r
 }

@@ -38,7 +38,6 @@ type Listener interface {
 // Closing is the reason why a listener is closed.
 type Closing uint8
 
-// Values of Closing.
 const (
 	Withdrawn  Closing = iota // the portal no longer uses the listener
 	Stopped                   // usher stops
@@ -68,8 +67,8 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 // SetTargets implements Listener.
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
-// Serves implements Listener. The address and redirect must be b's. So must the port, unless b only prefers it. Without
-// a redirect, the VIPs' port must then be the same as before.
+// Serves implements Listener. The address and Redirected must be the same as in b. The port may differ only if b merely
+// prefers it and, without a redirect, the VIPs' port is the same as before.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Preferred && (b.Redirected || p.service == portal.FirstTarget(b.Targets).Port)
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected
@@ -84,7 +83,8 @@ const maxTries = 64
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
 	var l T
 	err := error(syscall.EADDRINUSE)
-	exhausted := b.Addr.Port() == 0 && n.Ports.First != 0 // the portal has assigned every port of the range, but some may be unbound
+	// The portal has assigned every port of the range, but some may be unbound.
+	exhausted := b.Addr.Port() == 0 && n.Ports.First != 0
 	if !exhausted {
 		l, err = listen(b.Addr)
 	}

@@ -15,7 +15,7 @@ import (
 type Locality struct {
 	current   atomic.Pointer[localAddrs]     // not nil from Node.Init on
 	isPod     func(netip.Addr) bool          // Settings.IsPod
-	nodePorts atomic.Pointer[[]netip.Prefix] // the networks of --nodeport-addresses, empty for all; not nil from Node.Init on
+	nodePorts atomic.Pointer[[]netip.Prefix] // see SetNodePorts; not nil from Node.Init on
 }
 
 // localAddrs is immutable: it is replaced as a whole.
