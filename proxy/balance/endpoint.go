@@ -18,9 +18,9 @@ type Endpoint struct {
 	pool *Pool
 }
 
-// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. If a removed
-// endpoint had connections (not UDP sessions) at the last Update and returns, it gets its State back: the counters
-// stay, and its health is reset.
+// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. A removed
+// endpoint that had connections (not UDP sessions) at the last Update gets its State back when it returns. The counters
+// stay, and the health is reset.
 type State struct {
 	// Counters that the data plane updates and that are shown to users.
 	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
@@ -30,7 +30,7 @@ type State struct {
 	ToEndpoint, ToClient atomic.Int64
 
 	stateSince atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends       atomic.Uint32          // how the latest connections ended: a bit for each (1 = broken), the newest in bit 0. The bit above the oldest is 1, and marks the end. The value is 0 if none has ended
+	ends       atomic.Uint32          // how the latest connections ended: see ended
 	health     atomic.Pointer[health] // nil if no failure is known, as for most endpoints
 	rareState  atomic.Pointer[rareState]
 }
@@ -78,8 +78,8 @@ var noRare rareState
 
 func (s *State) rare() *rareState { return cmp.Or(s.rareState.Load(), &noRare) }
 
-// Times are how long clients of an endpoint waited recently, from the start of the successful attempt: in Connect,
-// until the connection was established; in FirstByte, until the endpoint's first byte.
+// Times holds recent waits of an endpoint's clients, from the start of the successful attempt. Those in Connect end
+// when the connection is established, those in FirstByte at the endpoint's first byte.
 type Times struct{ Connect, FirstByte latency.Recent }
 
 // Times returns the endpoint's Times, and creates them if needed.
@@ -163,7 +163,7 @@ func (s *State) NoResponse(now time.Time) (total, inPeriod int64) {
 func (s *State) FailedRecently(now time.Time) int64 { return recent(s.rare().failures.Load(), now) }
 
 // CountUnused counts a connection that its client closed at now, soon after opening it and without data in either
-// direction: a TCP health check, or a connection that a browser opened in advance.
+// direction. Examples are TCP health checks, and connections that browsers open in advance.
 func (s *State) CountUnused(now time.Time) { count(&s.ensureRare().unused, now) }
 
 // UnusedRecently returns how many connections CountUnused has counted in the last 5 to 10 minutes before now.
@@ -218,12 +218,14 @@ func (s *State) Drained() (by time.Time, ok bool) {
 // breaks.
 const (
 	outlierWindow = 16 // how many of the latest ended connections the first condition considers
-	fewest        = 4  // the first condition needs at least this many ended connections, and the second this many broken ones
+	fewest        = 4  // minimum of ended connections for the first, and of broken ones for the second
 	outlierPart   = 50
 	outlierOver   = 10
 )
 
-// ended records the end of an established connection; broken means that the endpoint was at fault.
+// ended records the end of an established connection; broken means that the endpoint was at fault. s.ends has a bit for
+// each connection (1 = broken), the newest in bit 0. A 1 above the oldest marks the end of the list; 0 means that none
+// has ended.
 func (s *State) ended(broken bool) {
 	for {
 		was := s.ends.Load()

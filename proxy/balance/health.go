@@ -43,8 +43,7 @@ type Policy struct {
 	// rechecks the endpoint, which stays Down until a recheck passes or a client connects. If it is false, or only one
 	// client's attempts failed, the endpoint becomes HalfOpen, and one connection tests it.
 	UntilProbe bool
-	// Rise and Fall are the numbers of consecutive checks that must pass, or fail, to make an endpoint Up, or
-	// Down.
+	// Rise and Fall are the numbers of consecutive checks that must pass, or fail, to make an endpoint Up, or Down.
 	Rise, Fall int32
 }
 
@@ -60,9 +59,9 @@ func (p *Policy) length(failures int32) time.Duration {
 	return d
 }
 
-// Change is the result of a Report.
+// Change is the result of a Report. Blamed may be set even if the report changes nothing.
 type Change struct {
-	Blamed bool          // the failure is attributed to the endpoint, and not only to the path from one client; set even if the report changes nothing
+	Blamed bool          // the endpoint is at fault, and not only the path from one client
 	Notify bool          // the Watcher is notified
 	Next   time.Duration // until the next recheck; only set for RecheckFailed and RecheckInconclusive
 }
@@ -70,7 +69,6 @@ type Change struct {
 // Availability is whether an endpoint is offered to clients.
 type Availability uint8
 
-// The availabilities.
 const (
 	Up       Availability = iota
 	HalfOpen              // the time in quarantine is over; one connection at a time tests the endpoint
@@ -113,13 +111,13 @@ type failureStreak struct {
 	down             bool
 	failures, passes int32     // consecutive failures; checks that passed since the last failure
 	since            time.Time // when the endpoint became Down
-	until            time.Time // when the next probe is due, or HalfOpen begins; in passive, after a passed recheck: the time of that recheck
+	until            time.Time // when the next probe is due, or HalfOpen begins; see also passive
 	err              error     // the last
 }
 
-// passive is the series of clients' failed attempts. After a passed recheck, down is false, but the number of failures
-// is kept until a client has connected, at most for Policy.Max. Otherwise each quarantine of an endpoint that answers
-// only probes would take Policy.First.
+// passive is the series of clients' failed attempts. After a passed recheck, down is false, and until is the time of
+// that recheck. But the number of failures is kept until a client has connected, at most for Policy.Max. Otherwise each
+// quarantine of an endpoint that answers only probes would take Policy.First.
 type passive struct {
 	failureStreak
 	rechecked bool       // down until a recheck passes
@@ -176,7 +174,7 @@ func (e *Endpoint) Report(r Report, p Policy) Change {
 	return c
 }
 
-// change replaces the health by the one that results from a report.
+// change replaces the health according to a report.
 func (s *State) change(r *Report, p *Policy) (next *health, c Change, changed bool) {
 	for {
 		was := s.health.Load()
@@ -208,7 +206,8 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			}
 		}
 	case Connected:
-		changed, c.Notify = f.failures > 0, f.down && !a.down && !f.client.IsValid() // only if the Watcher was notified of the quarantine
+		// The Watcher is notified only if it was notified of the quarantine.
+		changed, c.Notify = f.failures > 0, f.down && !a.down && !f.client.IsValid()
 		*f = passive{}
 	case ConnectFailed:
 		return h.failed(r, p)
@@ -277,7 +276,8 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 		return c, false
 	}
 	failures, since := int32(1), r.Now
-	if c.Blamed && f.failures > 0 && (f.state(r.Now) != Up || r.Now.Sub(f.until) < p.Max) { // the endpoint had recovered only recently
+	// Failures add up if the endpoint is in quarantine, or recovered only recently.
+	if c.Blamed && f.failures > 0 && (f.state(r.Now) != Up || r.Now.Sub(f.until) < p.Max) {
 		failures += f.failures
 	}
 	if f.state(r.Now) != Up {
@@ -291,7 +291,7 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 	return c, true
 }
 
-// state returns the availability that follows from attempts alone.
+// state returns the availability that follows from attempts alone. See halfOpen.
 func (f *passive) state(now time.Time) Availability {
 	switch {
 	case !f.down, !f.halfOpen.IsZero() && now.Sub(f.halfOpen) >= f.healthyAfter:
@@ -302,9 +302,7 @@ func (f *passive) state(now time.Time) Availability {
 	return HalfOpen
 }
 
-// state returns the availability, regardless of claims; see offered. A working UDP endpoint may never answer, so the
-// absence of failures counts as an answer: an endpoint is Up again if it has refused no client for Policy.Max since it
-// got its first client after it became HalfOpen.
+// state returns the availability, regardless of claims; see offered.
 func (h *health) state(now time.Time) Availability {
 	switch {
 	case h == nil:
@@ -330,7 +328,7 @@ func (h *health) keepsAffinity(now time.Time) bool {
 }
 
 // available returns the endpoint's availability for a choice at now. If claims is set and the endpoint is HalfOpen, the
-// caller claims it: others see Down until the caller has reported the result of its attempt, or claimTime has passed.
+// caller claims it. Others see Down until the caller reports the result of its attempt, or claimTime has passed.
 func (s *State) available(now time.Time, claims bool) Availability {
 	h := s.health.Load()
 	if h == nil {

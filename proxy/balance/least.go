@@ -2,8 +2,8 @@ package balance
 
 import "slices"
 
-// least is a scheduler that takes the endpoint with the least load. Of several with that load it takes the
-// first, counted from the index look.turn.
+// least is a scheduler that takes the endpoint with the least load. Of several with that load it takes the first,
+// counted from the index look.turn.
 type least struct {
 	extraLoad uint64 // added to the connections of each endpoint
 	idleFirst bool   // an endpoint without connections comes before all others

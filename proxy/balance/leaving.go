@@ -56,7 +56,7 @@ type identity struct {
 	pod  string
 }
 
-// left returns the States of the endpoints in p.Leaving. It builds a map, so Update calls it only once.
+// left returns the States of the endpoints in p.Leaving. It builds a map: call it once per Update.
 func (p *Pool) left() map[identity]*State {
 	left := make(map[identity]*State, len(p.Leaving))
 	for _, l := range slices.Backward(p.Leaving) {

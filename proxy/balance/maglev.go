@@ -33,8 +33,8 @@ func newMaglev(s *Set) order {
 // maxMaglev is the maximum number of endpoints with slots: half the number of slots of the largest table.
 const maxMaglev = 1 << 15
 
-// makeSlots makes the table of a Set that has endpoints, and returns it. Each slot is the index of an endpoint; endpoints
-// beyond the first maxMaglev have no slots. Two concurrent calls make the same table.
+// makeSlots makes the table of a Set that has endpoints, and returns it. Each slot is the index of an endpoint;
+// endpoints beyond the first maxMaglev have no slots. Two concurrent calls make the same table.
 func (m *maglev) makeSlots(s *Set) *[]uint16 {
 	n := min(len(s.endpoints), maxMaglev)
 	size := maglevSizes[len(maglevSizes)-1]

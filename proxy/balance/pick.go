@@ -30,9 +30,8 @@ const (
 	LastResort   // all that are left are in quarantine
 	Inherited    // the previous process chose it
 
-	// mustWait is the Reason of a Choice without an endpoint because the client must wait for a free slot: the
-	// endpoints that it may use are full, or other clients are ahead. Another field would make a Choice too large for
-	// registers.
+	// mustWait is the Reason of a Choice without an endpoint: the client must wait for a free slot. The endpoints that
+	// it may use are full, or other clients are ahead. Another field would make a Choice too large for registers.
 	mustWait
 
 	Reasons = iota // the length of an array with an element for each Reason, except mustWait
@@ -77,7 +76,7 @@ func (c Choice) Full() bool { return c.Reason == mustWait }
 type Set struct {
 	pool      *Pool
 	endpoints []*Endpoint
-	order     order                // nil for the order of endpoints
+	order     order                // nil for rotation through endpoints
 	cursor    atomic.Uint32        // the next turn
 	slow      *slowStart           // nil without new endpoints
 	sorted    bool                 // by address, as lists from the sources of Services are

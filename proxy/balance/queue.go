@@ -16,7 +16,7 @@ const QueueLimit = 1024
 
 // group holds the queues of clients that may use the same endpoints.
 type group struct {
-	retries queue // of clients that have tried an endpoint; they have precedence, since they already had a slot of an endpoint that failed
+	retries queue // of clients whose endpoint failed: they already had a slot, and take precedence
 	fresh   queue // of clients that have not tried any
 }
 
@@ -31,8 +31,8 @@ type queue struct {
 	list    list.List // of *Waiter
 }
 
-// Waiter is the place of one client in a queue. Its zero value is a client that has not waited yet. It is not
-// safe for concurrent use.
+// Waiter is one client's entry in a queue. Its zero value is a client that has not waited yet. It is not safe for
+// concurrent use.
 type Waiter struct {
 	in     *queue        // nil while the client does not wait
 	at     *list.Element // its element in the list of that queue
