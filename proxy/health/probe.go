@@ -175,7 +175,8 @@ func (j *job) report(t target, err error) (next time.Duration) {
 		default:
 			r.Kind = balance.RecheckInconclusive
 		}
-		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next // a recheck uses only First and Max, which are the same for all Origins
+		// A recheck uses only First and Max, which are the same for all Origins.
+		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next
 	}
 	switch {
 	case err == nil:

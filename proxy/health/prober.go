@@ -54,8 +54,8 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 // maxPerNamespace returns the maximum number of concurrent probes of each kind for one namespace.
 func (p *Prober) maxPerNamespace() int { return max(1, p.atOnce/4) }
 
-// job is a probe and the endpoints that get its results. A job without targets is dropped: at once if it is not due
-// yet, when its turn comes if it is queued, and otherwise when its probe ends.
+// job is a probe and the endpoints that get its results. A job without targets is dropped: at once before it is due, at
+// its turn while it is queued, and otherwise when its probe ends.
 type job struct {
 	probe
 	targets map[target]bool
@@ -70,7 +70,7 @@ type queue struct {
 	pausing    bool // the last probe began less than gap ago
 	underWay   int
 	namespaces map[string]*namespaceQueue // by name: those with probes that are due or in progress
-	turns      []*namespaceQueue          // those with a due probe and fewer than maxPerNamespace in progress, in the order of their turns
+	turns      []*namespaceQueue          // those that may begin a probe, in the order of their turns
 }
 
 // namespaceQueue is a namespace's part of a queue.

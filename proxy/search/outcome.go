@@ -17,7 +17,7 @@ var (
 	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
 	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}
 	queueTimeout = outcome.Result{Outcome: outcome.QueueTimeout, Err: errors.New("no endpoint had a free slot in time")}
-	queueFull    = outcome.Result{Outcome: outcome.QueueTimeout, Err: fmt.Errorf("no endpoint had a free slot, and %d clients were already in the queue", balance.QueueLimit)} // this outcome includes a full queue
+	queueFull    = outcome.Result{Outcome: outcome.QueueTimeout, Err: fmt.Errorf("no endpoint had a free slot, and %d clients were already in the queue", balance.QueueLimit)} // includes a full queue
 )
 
 // The most common errors of attempts.
@@ -56,10 +56,9 @@ func Plain(err error) error {
 	return err
 }
 
-// EndpointAtFault reports whether the endpoint caused err, the error of an attempt. The endpoint is not to blame if
-// this node is out of descriptors or memory, or if all other endpoints would fail as well: both end the search. Nor is
-// the endpoint to blame if this node has no free port for connections to the endpoint, or no address of the endpoint's
-// family; another endpoint may then work.
+// EndpointAtFault reports whether the endpoint caused err, the error of an attempt. It is not to blame if this node is
+// out of descriptors or memory, or if all other endpoints would fail as well; both end the search. Nor is it to blame
+// if this node has no free port for connections to it, or no address of its family. Another endpoint may then work.
 func EndpointAtFault(err error) bool {
 	return !OutOfResources(err) && !futile(err) && !errors.Is(err, syscall.EADDRNOTAVAIL)
 }
@@ -70,8 +69,8 @@ func futile(err error) bool {
 	return errors.As(err, &f) && f.Futile()
 }
 
-// OutOfResources reports whether err says that this node, and not the endpoint,
-// has run out of descriptors or memory (see connect(2), socket(2)).
+// OutOfResources reports whether err says that this node, and not the endpoint, has run out of descriptors or memory
+// (see connect(2), socket(2)).
 func OutOfResources(err error) bool {
 	for _, errno := range []syscall.Errno{
 		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN,

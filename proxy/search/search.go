@@ -18,8 +18,8 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 // maxAttempts limits the attempts of one search, so that a Service with many endpoints that all refuse costs little.
 const maxAttempts = 32
 
-// Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next;
-// SourceAddress before it reports the result of an attempt, and Policy before Failed; the others before the first Next.
+// Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next,
+// SourceAddress before it reports the result of an attempt, Policy before Failed, and the others before the first Next.
 // One goroutine at a time may call its methods.
 type Search struct {
 	Schedule      []time.Duration // lengths of the time slots; empty: each endpoint is tried once, but see keptLong
@@ -31,7 +31,7 @@ type Search struct {
 	SourceAddress portal.SourceAddress // whose address the endpoint of an attempt sees, and why
 
 	waitedOutSlot   bool              // the last step was to wait for the end of a time slot
-	tried           []netip.AddrPort  // endpoints tried; Next clears it when all are tried and the time slot ends, or after a long wait in the queue
+	tried           []netip.AddrPort  // endpoints not to be tried again, until Next clears it
 	buffer          [2]netip.AddrPort // backing array of tried; most searches need no more
 	count           int               // attempts so far
 	current         balance.Choice    // of the current attempt
@@ -48,7 +48,6 @@ type Search struct {
 // Action is the kind of a Step.
 type Action uint8
 
-// Values of Action.
 const (
 	Dial Action = iota
 	Wait
@@ -58,7 +57,7 @@ const (
 // Step is an action with its parameters.
 type Step struct {
 	Do       Action
-	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or Abandoned, or when the connection has ended
+	Endpoint *balance.Endpoint // to Dial; the driver releases it after the attempt or connection
 	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
 	Woken    <-chan struct{}   // a value also ends the Wait; nil unless the client is queued
 	Behind   bool              // other clients are ahead in the queue: a change of the endpoints does not end the Wait
@@ -117,9 +116,9 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	return Step{Do: GiveUp, Result: allFailed}
 }
 
-// keptLong applies without a Schedule. If the last attempt lasted at least that long, such as in a UDP session whose
-// endpoint never answers by design, the other endpoints may get another attempt: those that failed before may be back.
-// An unreachable host fails sooner: the kernel looks for it for 3 s (arp(7)).
+// keptLong applies without a Schedule. If the last attempt lasted at least that long, the other endpoints may get
+// another attempt: those that failed before may be back. UDP sessions last that long if their endpoint never answers by
+// design. An unreachable host fails sooner: the kernel looks for it for 3 s (arp(7)).
 const keptLong = 5 * time.Second
 
 // begin begins an attempt with the next endpoint, queues the client, or gives up.
@@ -198,8 +197,8 @@ func (s *Search) record(now time.Time, err error) {
 
 // choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in quarantine. (A
 // quarantine that only one client's failures caused does not count.) Otherwise it takes the scheduler's choice. The
-// client must wait for a free slot in three cases: other clients are ahead in the queue; the endpoint of its affinity
-// is full; or it has no usable affinity, and all untried endpoints outside quarantine are full.
+// client must wait for a free slot if other clients are ahead in the queue, or if the endpoint of its affinity is full.
+// Without a usable affinity, it must wait if all untried endpoints outside quarantine are full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}
 	var previous netip.AddrPort
@@ -224,7 +223,8 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			s.Affinity.Forget(s.Client, previous)
 		}
 		claimed := s.Affinity.Claim(s.Client, addr, now)
-		if claimed == addr || claimed == previous { // another connection of this client has just restored its affinity to previous, which this search cannot use
+		// Another connection of the client has just restored its affinity to previous, which this search cannot use.
+		if claimed == addr || claimed == previous {
 			return choice, true
 		}
 		// Another connection of the client was faster.
@@ -282,9 +282,8 @@ func (s *Search) LeaveQueue(now time.Time) {
 
 // Preview returns the endpoints of set in the order in which a search that begins now would try them, if all attempts
 // failed. vip is the VIP to which the client connected; had is the client's affinity, or nil. Preview changes nothing:
-// it takes no turn in rotation, and does not claim an endpoint that is HalfOpen (after a quarantine, one client at a
-// time tests it). The order ends where the client would have to wait for a free slot. Preview ignores clients that are
-// in the queue already.
+// it takes no turn in rotation, and claims no HalfOpen endpoint. The order ends where the client would have to wait for
+// a free slot. Preview ignores clients that are in the queue already.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
