@@ -44,8 +44,8 @@ func (l *listener) HandOver() (handover.Socket, bool) {
 
 func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At) }
 
-// sessionRecord is a session in a handover, as JSON. Each socket in a handover has a name. For the socket that connects
-// a session to its endpoint, the name is sessionPrefix and this JSON.
+// sessionRecord is a session in a handover. Its JSON, after sessionPrefix, is the name of the socket that connects the
+// session to its endpoint.
 type sessionRecord struct {
 	Socket    string         `json:"socket"` // the name of the listener's socket
 	Peer      []byte         `json:"peer"`   // forward.Peer.Raw
@@ -99,7 +99,7 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 				lp.poller.Call(func() {
 					for _, s := range some {
 						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.lingering || s.handover == srv.handover {
-							continue // it has ended or will end, still searches, was handed over, or its listener is closed
+							continue // ended, ending, searching, handed over, or without a listener
 						}
 						if c, ok := s.bequeath(); ok {
 							copies = append(copies, c)
@@ -120,7 +120,7 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 	}
 }
 
-// bequeath returns the data with which a successor continues s.
+// bequeath returns a copy of the session's socket, named by its sessionRecord, or false if it cannot be copied.
 func (s *session) bequeath() (handover.Socket, bool) {
 	s.catchUp() // brings s.last up to date
 	toEndpoint, toClient := s.Bytes()

@@ -115,7 +115,7 @@ type loop struct {
 	outFrom  *socket // the socket that sends them
 
 	sessions list.List                 // *session; longest idle first
-	ported   list.List                 // those that send from an address of this node, and occupy a port: see session.takePort
+	ported   list.List                 // those that occupy a port of this node: see session.takePort
 	clients  map[netip.Addr]*list.List // the sessions by client address; no list is empty
 	peak     int                       // maximum number of clients since the map was made
 	kept     int                       // bytes in copies of datagrams
@@ -173,8 +173,8 @@ type burstSize struct {
 }
 
 // expect returns the number of datagrams to request, at most room. It returns 1 if the last read returned at most one,
-// and the descriptor was not ready in the round that followed it: the read had emptied the socket, and the next
-// datagram probably arrives alone, too.
+// and the descriptor was not ready in the round that followed. That read had emptied the socket, so the next datagram
+// probably arrives alone, too.
 func (c *burstSize) expect(lp *loop, room int) int {
 	if c.many || lp.round-c.round <= 1 {
 		return room

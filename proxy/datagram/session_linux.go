@@ -20,7 +20,7 @@ import (
 )
 
 // session is one client's session. It ends when it is idle, evicted or no longer allowed, or when it loses its
-// endpoint. But if no endpoint has answered yet, it moves to another one, if there is one. It belongs to its loop.
+// endpoint. Until an endpoint has answered, it instead moves to another one, if there is one. It belongs to its loop.
 type session struct {
 	frontend.Conn
 	socket  *socket
@@ -33,7 +33,7 @@ type session struct {
 	watched              forward.Registration
 	burstSize            burstSize
 	search               *unanswered  // nil once an endpoint has answered, and in inherited sessions
-	lent                 *replies     // reads the endpoint's replies on another loop; nil while the session's own loop does
+	lent                 *replies     // reads the endpoint's replies on another loop, if not nil
 	replies              int          // number that the session itself has read
 	mute                 bool         // inherited, and its endpoint has never answered
 	toEndpoint, toClient atomic.Int64 // bytes
@@ -46,7 +46,7 @@ type session struct {
 	stale     bool   // to be compared with the socket's view
 
 	inSocket, inLoop, inClient *list.Element // its elements in the lists
-	portInSocket, portInLoop   *list.Element // those in the lists of sessions that use a port of this node; nil if it uses none: see takePort
+	portInSocket, portInLoop   *list.Element // its elements in the ported lists; nil if it is in none
 	siblings                   *list.List    // the client's sessions on this loop
 }
 
@@ -124,7 +124,7 @@ func (s *session) open(from netip.AddrPort) error {
 	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), from, to)
 	if err == nil {
 		if s.hops > 0 {
-			_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // if it fails, a datagram that loops back here has the full limit again
+			_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // on error, a looping datagram gets the full limit again
 		}
 		if s.watched, err = s.socket.loop.poller.Add(fd, forward.Readable, s); err == nil {
 			s.fd = fd
@@ -156,8 +156,8 @@ func (s *session) Refuse(r outcome.Result) {
 }
 
 // takePort counts one more session that occupies a port of this node. If a limit is reached, it evicts the longest idle
-// session that occupies one: of this socket if the limit is the service port's, otherwise of this loop. If there is
-// none, it exceeds the limit.
+// session that occupies one. It looks in this socket if the limit is the service port's, otherwise in this loop. If
+// there is none, it exceeds the limit.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
 	for toPort := s.Front.SessionPorts.Add(1); ; toPort = s.Front.SessionPorts.Load() {
@@ -274,11 +274,11 @@ func (s *session) send(at, count int) int {
 	return done
 }
 
-// icmpError returns the error to act on when a read from the session's socket, fd, or a send has returned err. It
-// empties the socket's error queue. It returns the ICMP error from the queue, if there is one: an earlier call may have
-// consumed the pending error. It replaces ICMP errors that do not prove a fault of the endpoint by ETIME. The client may
-// have sent a datagram with a low hop limit, or in fragments of which some were lost. An endpoint that has answered may
-// be reachable again soon. If the queue does not show the sender of an error, because another loop emptied it or it was
+// icmpError returns the error to act on after err, from a read or a send on fd, the session's socket. It empties the
+// socket's error queue. If the queue holds an ICMP error, it returns that one: an earlier call may have consumed the
+// pending error. It replaces ICMP errors that do not prove a fault of the endpoint by ETIME. The client may have sent a
+// datagram with a low hop limit, or in fragments of which some were lost. An endpoint that has answered may be
+// reachable again soon. If the queue does not show the sender of an error, because another loop emptied it or it was
 // full, only an error that occurs again counts.
 func (s *session) icmpError(fd int, err error, again bool) error {
 	last, kind := forward.TakeErrors(fd)
@@ -300,8 +300,8 @@ func (s *session) icmpError(fd int, err error, again bool) error {
 const ampleHops = 32
 
 // unreachable reports whether err, an ICMP error or one of connect(2), means that the endpoint is unreachable (see
-// icmp_err_convert in the kernel's net/ipv4/icmp.c). No other error is the endpoint's fault: a datagram may be too big
-// for a link (EMSGSIZE), and a firewall or a full conntrack table of this node may block it (EPERM).
+// icmp_err_convert in the kernel's net/ipv4/icmp.c). No other error is the endpoint's fault. A datagram may be too big
+// for a link (EMSGSIZE), or a firewall or full conntrack table of this node may block it (EPERM).
 func unreachable(err error) bool {
 	switch err {
 	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
@@ -310,8 +310,7 @@ func unreachable(err error) bool {
 	return false
 }
 
-// notSent returns the Drop to count for a datagram that is lost because of err. Errors that mean that the endpoint is
-// unreachable do not come here.
+// notSent returns the Drop to count for a datagram lost because of err, which is not an unreachable error.
 func notSent(err error) frontend.Drop {
 	if err == unix.EMSGSIZE {
 		return frontend.DropTooBig
@@ -442,8 +441,8 @@ var (
 	errLeft         = errors.New("the endpoint was removed or became not ready before it answered")
 )
 
-// tryAnother moves the session away from an endpoint that has not answered, without reporting a failure of it: the
-// endpoint was removed or is not ready, or its refusal of another client has been reported.
+// tryAnother moves the session away from an endpoint that has not answered, without reporting a failure. The endpoint
+// was removed or is not ready, or its refusal of another client has been reported.
 func (s *session) tryAnother(why error) {
 	s.search.Abandon(s.socket.loop.clock(), why)
 	s.countIfUnsent()
@@ -483,8 +482,8 @@ func (s *session) sendAgain() error {
 	return nil
 }
 
-// usable returns the endpoints that a session may stay with: those that are ready, and those that are terminating but
-// serve, which new sessions use only if none is ready. A session does not move because of traffic policies or hints.
+// usable returns the endpoints that a session may stay with: ready ones, and terminating ones that still serve. New
+// sessions use the latter only if none is ready. A session does not move because of traffic policies or hints.
 func usable(v *frontend.View) map[*balance.State]bool {
 	states := make(map[*balance.State]bool, len(v.All))
 	for _, e := range v.All {

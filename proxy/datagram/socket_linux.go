@@ -27,11 +27,11 @@ type socket struct {
 	burstSize burstSize
 	room      int // maximum number of datagrams per turn
 
-	view     *frontend.View          // the latest view; sessions that are marked stale have not been compared with it yet
-	stay     map[*balance.State]bool // usable(view) of the last refresh with sessions; only sessions that this refresh marked as stale may use it
+	view     *frontend.View          // the latest view; stale sessions have not been compared with it yet
+	stay     map[*balance.State]bool // usable(view) of the last refresh with sessions; only for stale sessions
 	sessions map[sessionKey]*session
 	order    list.List // *session; longest idle first
-	ported   list.List // those that send from an address of this node, and occupy a port: see session.takePort
+	ported   list.List // those that occupy a port of this node: see session.takePort
 	// The sessions that no endpoint has answered, in the same order.
 	unanswered list.List
 	// Idle timeouts: of all sessions, and of unanswered ones, which is at most as long.
@@ -95,7 +95,8 @@ func (sk *socket) open() {
 		sk.front.LimitLog.Do(func() {
 			sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("Cannot receive on a UDP listener; trying again (logged at most every 10 s)")
 		})
-		sk.retry = time.AfterFunc(retryOpen, func() { _ = sk.loop.poller.Do(sk.openAgain) }) // fails only if the loop has ended
+		// Do fails only if the loop has ended.
+		sk.retry = time.AfterFunc(retryOpen, func() { _ = sk.loop.poller.Do(sk.openAgain) })
 		return
 	}
 	sk.watched, sk.deaf = watched, false
@@ -117,7 +118,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 		}
 		s := sk.order.Front().Value.(*session)
 		if s.lingering || s.stale && !sk.stay[s.Endpoint.State] {
-			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // its endpoint was removed before the socket was closed
+			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // its endpoint was removed earlier
 			continue
 		}
 		s.end(outcome.Result{Outcome: end})
@@ -162,7 +163,8 @@ func (sk *socket) Ready(forward.Readiness) {
 	n, err := b.Receive(sk.fd, 0, sk.burstSize.expect(sk.loop, sk.room))
 	sk.burstSize.record(sk.loop, n)
 	if err != nil || n == 0 {
-		return // the other process of a handover has read the datagram, or there was an error, which reading has cleared
+		// The other process of a handover has read the datagram, or there was an error, which reading has cleared.
+		return
 	}
 	sk.refresh()
 	for i := range n {
@@ -272,9 +274,9 @@ func (sk *socket) enter(s *session) {
 
 var destinationErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
-// makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest:
-// of the client if its share is used up, of this socket if the service port's limit is reached, and otherwise of this
-// loop. If there is none to evict, the new session exceeds the limit, so that each socket can have one.
+// makeRoom counts one more session of client. If a limit is reached, it evicts the longest idle session. It looks among
+// the client's sessions if the client's share is used up, in this socket if the service port's limit is reached, and
+// otherwise in this loop. If there is none to evict, the new session exceeds the limit, so each socket can have one.
 func (sk *socket) makeRoom(client netip.Addr) {
 	b := sk.front.Budget
 	toPort := sk.front.Sessions.Add(1)
@@ -337,9 +339,8 @@ func (sk *socket) refresh() {
 }
 
 // abandon is called when an endpoint, whose state is refused, has refused a client. Other sessions that wait for the
-// first answer of this endpoint move to other endpoints. Hosts limit how often they send ICMP errors (Linux sends an
-// address six in a burst, then one per second: see icmp_ratelimit, icmp(7)), so most clients of a dead endpoint get
-// none.
+// first answer of this endpoint move to other endpoints. Most of their clients get no ICMP error, since hosts limit
+// these errors. (Linux sends an address six in a burst, then one per second: see icmp_ratelimit, icmp(7).)
 func (sk *socket) abandon(refused *balance.State) {
 	now := sk.loop.clock()
 	var waiting []*session
