@@ -10,7 +10,6 @@ import (
 // Flags are the problems of a connection, as bits.
 type Flags uint8
 
-// Values of Flags.
 const (
 	Retried    Flags = 1 << iota // more than one attempt was made
 	Slow                         // the client waited longer than Port.Slow

@@ -34,9 +34,9 @@ type Record struct {
 	// Most connections have one attempt, which succeeds: it is in first. Otherwise attempts has all attempts.
 	first       answered
 	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
-	established atomic.Int64              // end of the successful attempt, in ns after Start, at least 1; 0 if there is none. Set last
+	established atomic.Int64              // end of the successful attempt, in ns after Start; 0 if none. Set last
 
-	firstByte atomic.Int64 // result of FirstByte in ns, or unknownFirstByte. Before that byte: 0 or, once the client has sent data, minus the time in which it was connected and silent
+	firstByte atomic.Int64 // result of FirstByte in ns, or unknownFirstByte; before that byte see ClientFirstByte
 	ending    atomic.Pointer[Ending]
 
 	Trace Links
@@ -55,7 +55,7 @@ type Port struct {
 
 // Links are the fields of a Record that belong to package trace. Its locks guard them.
 type Links struct {
-	Moving        Mover   // nil before the connection is established, and after the end; a UDP session has one from its start
+	Moving        Mover   // nil before a connection is established, and after its end
 	Before, After *Record // in the list of open connections
 }
 
@@ -69,19 +69,18 @@ type Attempt struct {
 	Endpoint      netip.AddrPort
 	Pod           string         `json:",omitempty"`
 	Reason        balance.Reason // why this endpoint
-	Skipped       int            `json:",omitempty"` // how often an endpoint in quarantine was skipped; see balance.Choice
+	Skipped       int            `json:",omitempty"` // see balance.Choice
 	Start         time.Duration  // after the connection was accepted
 	Duration      time.Duration
 	Result        Result
 	SourceAddress portal.SourceAddress // source address that the endpoint sees
-	Queued        time.Duration        `json:",omitempty"` // total time in the queue before it, including before earlier attempts
+	Queued        time.Duration        `json:",omitempty"` // total time in the queue so far
 	Err           string               `json:",omitempty"` // "" if it succeeded
 }
 
 // Result is the result of an attempt or a probe.
 type Result uint8
 
-// Values of Result.
 const (
 	Connected Result = iota
 	Refused
@@ -161,8 +160,9 @@ func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
 	r.report(Step{Kind: Established, Time: now})
 }
 
-// ClientFirstByte records that the client of an established connection sent its first byte at now. It is called at most
-// once, and never concurrently with EndpointFirstByte.
+// ClientFirstByte records that the client of an established connection sent its first byte at now. Until the endpoint's
+// first byte, firstByte is then minus the time in which the client was connected and silent; before, it is 0.
+// ClientFirstByte is called at most once, and never concurrently with EndpointFirstByte.
 func (r *Record) ClientFirstByte(now time.Time) {
 	if at := r.established.Load(); at > 0 && r.firstByte.Load() == 0 {
 		r.firstByte.Store(min(0, at-int64(now.Sub(r.Start))))
@@ -221,7 +221,8 @@ func (r *Record) WaitsForByte(now time.Time) time.Duration {
 
 // Attempts returns the attempts, the first one first. Callers must not change them.
 func (r *Record) Attempts() []Attempt {
-	established := r.established.Load() > 0 // read first: if attempts were stored between the two, first would seem to have the only one
+	// Read first: if attempts were stored between the two reads, first would seem to have the only one.
+	established := r.established.Load() > 0
 	if all := r.attempts.Load(); all != nil {
 		return *all
 	}

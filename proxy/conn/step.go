@@ -25,7 +25,7 @@ const (
 type Step struct {
 	Kind          Kind
 	Time          time.Time
-	Duration      time.Duration // since accept, 0 for Established; for Waiting and Queued the duration of the wait; for FirstByte see Record.FirstByte
+	Duration      time.Duration // since accept; Waiting and Queued: of the wait; FirstByte: see Record.FirstByte
 	Attempt       int           // number of attempts so far; set for Attempted, Waiting and Queued
 	Result        Result        // set for Attempted, as are Reason and SourceAddress
 	Reason        balance.Reason

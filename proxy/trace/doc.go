@@ -1,5 +1,4 @@
-// Package trace records the steps of each connection and each change as an [Event] in a [Log], for users to
-// read.
+// Package trace records the steps of each connection and each change as an [Event] in a [Log], for users to read.
 //
 // All data of a connection is in its [conn.Record]: its attempts and its outcome. A Log holds the open connections and
 // the last steps in memory. A step is a small record that is expanded into an Event when it is read. A Log has several

@@ -86,7 +86,7 @@ type Subject struct {
 	Port     config.PortID
 	Protocol config.Protocol
 	Client   netip.AddrPort
-	Via      *netip.AddrPort // the load balancer whose PROXY header named the client; nil if the client connected directly
+	Via      *netip.AddrPort // the load balancer whose PROXY header named the client, or nil
 	VIP      netip.AddrPort  // the address that the client connected to
 }
 
@@ -109,7 +109,7 @@ type Event struct {
 	Attempt       int // 1 for the first; Waiting, Queued: number of attempts so far
 	Endpoint      netip.AddrPort
 	Pod           string
-	Reason        string               // for the choice of this endpoint; changes: the endpoint's conditions, or one of the reasons above
+	Reason        string               // for the choice; changes: the endpoint's conditions, or a reason above
 	Skipped       int                  // number of endpoints skipped because of quarantine
 	SourceAddress portal.SourceAddress // that the endpoint of an Attempt sees
 	// Duration is that of the attempt. Waiting: of the coming wait; Queued: of the past wait; Closed: since Accepted.

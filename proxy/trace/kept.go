@@ -139,6 +139,6 @@ func (s *sizes) Pop() any {
 
 // Reaches has the times since which a Log has all ended connections.
 type Reaches struct {
-	All   time.Time // of any kind
+	All   time.Time // with or without a problem
 	Amiss time.Time // with a problem (see conn.Flags); never later than All
 }

@@ -329,7 +329,6 @@ func newRing[E interface{ number() uint64 }](max int) ring[E] {
 	return ring[E]{max: max, events: make([]E, 0, max)}
 }
 
-// add appends events.
 func (r *ring[E]) add(events ...E) {
 	for _, e := range events {
 		if r.added++; len(r.events) < r.max {

@@ -32,8 +32,7 @@ type taken struct {
 	ended  uint64 // Event.Ended, if the step is Closed
 }
 
-// Reader returns a reader that begins with the oldest kept event or, if fresh is set, with the next one
-// added.
+// Reader returns a reader that begins with the oldest kept event or, if fresh is set, with the next one added.
 func (l *Log) Reader(fresh bool) *Reader {
 	if fresh {
 		return l.ReaderBehind(math.MaxUint64)
