@@ -66,7 +66,7 @@ func drainTimeout(svc *corev1.Service, p *problems) time.Duration {
 	return 0
 }
 
-// accessLog returns whether connections of svc are in the access log. none says that there is no access log.
+// accessLog returns whether connections of svc are in the access log. If none is set, there is no access log.
 func accessLog(svc *corev1.Service, none bool, p *problems) config.Switch {
 	a, own := annotation(svc, AnnotationAccessLog)
 	if !own {

@@ -185,8 +185,8 @@ func merge(list []candidate) []candidate {
 }
 
 // better reports whether a is a better description than b of the endpoint at their common address. An endpoint is in
-// two slices while the controller moves it; and two Pods have one address when the first is still terminating and the
-// second is already running.
+// two slices while the controller moves it. Two Pods have one address while the first is terminating and the second
+// already runs.
 func better(a, b config.Endpoint) bool {
 	switch {
 	case a.Terminating != b.Terminating:

@@ -67,9 +67,9 @@ func usableNow(found []candidate, admits func(candidate) bool) []candidate {
 
 func everywhere(candidate) bool { return true }
 
-// hinted returns a function that reports whether the hints assign a ready candidate to this node. That is so for
-// candidates for the node itself; if there are none, for its zone; otherwise for all. A kind of hint counts only if
-// every ready candidate has one, and at least one is for this node or zone. Otherwise the controller has not caught up.
+// hinted returns a function that reports whether the hints make a ready candidate usable on this node. Candidates for
+// the node itself are usable; if there are none, those for its zone; otherwise all. A kind of hint counts only if every
+// ready candidate has one, and at least one is for this node or zone. Otherwise the controller has not caught up.
 // kube-proxy does the same (pkg/proxy/topology.go of 1.36). The controller assigns hints because of the Service's
 // trafficDistribution or its annotation service.kubernetes.io/topology-mode.
 func (at place) hinted(found []candidate) (admits func(candidate) bool, by *config.Topology) {

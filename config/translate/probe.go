@@ -35,7 +35,6 @@ const (
 	awsTargetType    = annotationAWS + "nlb-target-type"
 )
 
-// The limits of probes.
 const (
 	MinProbeInterval = time.Second
 	MinProbeTimeout  = 100 * time.Millisecond
@@ -48,7 +47,7 @@ const (
 type probe struct {
 	config.Probe
 	annotated      // the annotation with the check
-	aws       bool // from the annotations of AWS
+	aws       bool // from AWS's annotations
 }
 
 func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
@@ -76,7 +75,7 @@ func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) confi
 	return a.Probe
 }
 
-// awsCheck returns the check of the annotations of AWS; none if they are invalid, or are about nodes and not about
+// awsCheck returns the check that AWS's annotations request; none if they are invalid, or are about nodes, not
 // endpoints.
 func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	protocol, says := annotation(svc, awsProbeProtocol)
@@ -123,10 +122,10 @@ func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	return asked
 }
 
-// kubeProxyHealth is the port of a node for health checks of kube-proxy. usher serves it, too.
+// kubeProxyHealth is the port of a node on which kube-proxy, and usher, answer health checks.
 const kubeProxyHealth = 10256
 
-// nodesPort reports whether a port is one of nodes, for svc or for all Services, and not one of endpoints.
+// nodesPort reports whether port is a port of the nodes, for svc or for all Services, rather than of endpoints.
 func nodesPort(svc *corev1.Service, port int32) bool {
 	return port == kubeProxyHealth || port == svc.Spec.HealthCheckNodePort ||
 		slices.ContainsFunc(svc.Spec.Ports, func(sp corev1.ServicePort) bool { return sp.NodePort == port })

@@ -83,7 +83,8 @@ func (r *report) add(kind string, name types.NamespacedName, err *field.Error) {
 		r.kinds, r.seen = map[problemKind]*sameKind{}, map[seenProblem]bool{}
 	}
 	value, _ := err.BadValue.(string)
-	place := seenProblem{kind, name, err.Field, err.Detail, config.Cut(value, config.MaxQuote)} // many errors may be about one long text
+	// Many errors may be about one long text.
+	place := seenProblem{kind, name, err.Field, err.Detail, config.Cut(value, config.MaxQuote)}
 	if r.seen[place] {
 		return
 	}

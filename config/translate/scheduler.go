@@ -79,8 +79,7 @@ func annotatedWeights(svc *corev1.Service, p *problems) weights {
 	return w
 }
 
-// of returns the weight of an endpoint: the address with its port has precedence over the address, and that over the
-// Pod.
+// of returns the weight of an endpoint. Its address with port takes precedence, then its address, then its Pod.
 func (w weights) of(e *config.Endpoint) config.Weight {
 	for _, key := range []string{e.Addr.String(), e.Addr.Addr().String(), e.Pod, "*"} {
 		if weight, ok := w[key]; ok {

@@ -125,8 +125,8 @@ func (s *Store) Take() (names map[types.NamespacedName]bool) {
 }
 
 // Prepare updates the cluster IPs of these Services, and which of them need labels of nodes. No endpoint may have a
-// cluster IP, so Prepare adds to names each Service with an endpoint at an added or removed one. It reports whether any
-// Service needs labels.
+// cluster IP, so Prepare adds to names each Service with an endpoint at a cluster IP that was added or removed. It
+// reports whether any Service needs labels.
 func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels bool) {
 	moved := map[netip.Addr]bool{}
 	for name := range names {
@@ -285,7 +285,7 @@ func same(a, b config.Service) bool {
 	return equal && reflect.DeepEqual(a, b)
 }
 
-// apart reports whether endpoints in slices may be missing from all ports of the model. That is not so if, for each
+// apart reports whether endpoints in slices may be missing from all ports of the model. None are missing if, for each
 // family, a port has as many endpoints as the slices.
 func apart(model config.Service, all []*discoveryv1.EndpointSlice) bool {
 	for _, family := range []config.Family{config.IPv4, config.IPv6} {

@@ -15,7 +15,7 @@ import (
 
 // AnnotationTopologyKeys has labels of nodes, separated by commas, and optionally "*" as the last: like
 // spec.topologyKeys of a Service in Kubernetes 1.17 to 1.21. A connection goes to endpoints on nodes with this node's
-// value of the first label that matches any; "*" matches all; if no label matches, there is no endpoint.
+// value of the first label that matches any. "*" matches all. If no label matches, there is no endpoint.
 const AnnotationTopologyKeys = AnnotationPrefix + "topology-keys"
 
 const (

@@ -34,7 +34,7 @@ type Options struct {
 	ForbiddenEndpoints []netip.Prefix
 	// NoClientAddress forbids the annotation AnnotationClientAddress.
 	NoClientAddress bool
-	// NodeAddress says that the endpoints of all Services must see the node's address, even with that annotation.
+	// NodeAddress makes the endpoints of all Services see the node's address, even with that annotation.
 	NodeAddress bool
 
 	// NoAccessLog says that this node has no access log.
@@ -198,7 +198,7 @@ func validPort(port *corev1.ServicePort, path *field.Path, p *problems) bool {
 	return false
 }
 
-// protocolOf fills in the API's default.
+// protocolOf returns p, or the API's default if p is empty.
 func protocolOf(p corev1.Protocol) config.Protocol {
 	if p == "" {
 		return config.TCP
