@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// This file allocates cluster IPs, node ports and IPs of load balancers to Services that name none, as a control plane
+// This file allocates cluster IPs, node ports and load balancer IPs to Services that name none, as a control plane
 // does. The first choice depends only on the Service's name and, for a node port, on the port. If it is taken, the next
 // free one is used. So restarts usually give the same result, without stored state.
 
@@ -84,19 +84,19 @@ func wantsNodePorts(spec *corev1.ServiceSpec) bool {
 		spec.Type == corev1.ServiceTypeLoadBalancer && (spec.AllocateLoadBalancerNodePorts == nil || *spec.AllocateLoadBalancerNodePorts)
 }
 
-// wantsHealthCheck reports whether svc has a port for health checks.
+// wantsHealthCheck reports whether svc has a health check node port.
 func wantsHealthCheck(spec *corev1.ServiceSpec) bool {
 	return spec.Type == corev1.ServiceTypeLoadBalancer && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// lacksNodePorts reports whether svc lacks a node port, or the port for health checks.
+// lacksNodePorts reports whether svc lacks a node port or its health check node port.
 func lacksNodePorts(spec *corev1.ServiceSpec) bool {
 	return wantsHealthCheck(spec) && spec.HealthCheckNodePort == 0 ||
 		wantsNodePorts(spec) && slices.ContainsFunc(spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == 0 })
 }
 
 // withNodePorts returns svc with a node port wherever it lacks one. give returns the node port for p, one of the ports
-// of out, or the one for health checks if p is nil. If give returns 0, the field stays 0.
+// of out, or the health check node port if p is nil. If give returns 0, the field stays 0.
 func withNodePorts(svc *corev1.Service, give func(out *corev1.Service, p *corev1.ServicePort) int32) *corev1.Service {
 	if !lacksNodePorts(&svc.Spec) {
 		return svc
@@ -177,7 +177,7 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1
 	return out, nil
 }
 
-// release takes from a Service its allocated IPs of a load balancer, and returns them.
+// release removes a Service's allocated load balancer IPs, and returns them.
 func (r *resolver) release(n name) (had []netip.Addr) {
 	had = r.balanced[n]
 	delete(r.balanced, n)
@@ -187,7 +187,7 @@ func (r *resolver) release(n name) (had []netip.Addr) {
 	return had
 }
 
-// needsBalancer reports whether svc needs IPs of a load balancer from usher. had are those that it had from usher.
+// needsBalancer reports whether svc needs load balancer IPs from usher. had are those that it has from usher.
 func (r *resolver) needsBalancer(svc *corev1.Service, had []netip.Addr) bool {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Spec.LoadBalancerClass != nil {
 		return false
@@ -196,7 +196,7 @@ func (r *resolver) needsBalancer(svc *corev1.Service, had []netip.Addr) bool {
 	return len(in) == 0 || len(had) > 0 && in[0].IP == had[0].String()
 }
 
-// keepIPs reserves for svc its previous IPs of a load balancer that it still needs: no other Service gets them.
+// keepIPs reserves those of svc's previous load balancer IPs that it still needs, so that no other Service gets them.
 func (r *resolver) keepIPs(n name, svc *corev1.Service, had []netip.Addr) {
 	if !r.needsBalancer(svc, had) {
 		return
@@ -210,7 +210,7 @@ func (r *resolver) keepIPs(n name, svc *corev1.Service, had []netip.Addr) {
 	}
 }
 
-// balance returns svc with IPs of a load balancer if it needs some: its loadBalancerIP, its previous ones or free ones.
+// balance returns svc with load balancer IPs, if it needs some: its loadBalancerIP, its previous ones, or free ones.
 func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explicit map[netip.Addr]name) (*corev1.Service, error) {
 	if !r.needsBalancer(svc, had) {
 		return svc, nil
@@ -261,7 +261,7 @@ func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explic
 	return &out, nil
 }
 
-// withoutIPs returns svc without IPs of a load balancer: svc itself if it has none.
+// withoutIPs returns svc without load balancer IPs; svc itself if it has none.
 func withoutIPs(svc *corev1.Service) *corev1.Service {
 	if len(svc.Status.LoadBalancer.Ingress) == 0 {
 		return svc

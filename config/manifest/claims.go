@@ -55,7 +55,7 @@ func claimRequests(svc *corev1.Service) []claimRequest {
 // claims maps each claim to its Service.
 type claims map[claim]types.NamespacedName
 
-// grant gives name all that it requests, or nothing and returns the reason.
+// grant gives name all claims in ws. If another Service has one of them, it gives none and returns an error.
 func (c claims) grant(name types.NamespacedName, ws []claimRequest) error {
 	for _, w := range ws {
 		if owner, taken := c[w.claim]; taken && owner != name {

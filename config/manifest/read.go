@@ -149,7 +149,7 @@ type reader struct {
 	reading
 	nets   networks
 	budget *atomic.Int64      // remaining bytes for expanding the file's aliases
-	known  *sync.Map          // earlier List items: the *object by its sum, until it is used, since each object has one place
+	known  *sync.Map          // earlier List items: each *object by its sum, until it is used
 	words  map[string]*string // see compact
 }
 

@@ -25,7 +25,7 @@ type resolver struct {
 	defined map[key][]*object // all definitions of each object: the first is used
 	twice   map[key]bool      // objects with several definitions
 
-	services map[name]*service            // each that is defined, or has slices; slices of no Service have the zero name
+	services map[name]*service            // defined, or with slices; slices of no Service have the zero name
 	nodes    map[string]map[string]string // labels of Nodes
 	cidrs    map[string][]string          // networks of ServiceCIDRs
 	refused  map[name]bool                // Services whose claims were refused
@@ -33,7 +33,7 @@ type resolver struct {
 	owners   claims
 
 	nodePorts    Ports    // for allocation
-	balancerNets networks // for allocating IPs of load balancers; if none, usher allocates none
+	balancerNets networks // for allocating load balancer IPs; if none, usher allocates none
 	balancers    map[netip.Addr]name
 	balanced     map[name][]netip.Addr // the reverse of balancers
 }
@@ -234,7 +234,7 @@ func (r *resolver) unproxied() (n int) {
 	return n
 }
 
-// address assigns cluster IPs, node ports and IPs of load balancers to the named Services, and refuses claims that
+// address assigns cluster IPs, node ports and load balancer IPs to the named Services, and refuses claims that
 // conflict. All other Services keep theirs. It grants claims in this order:
 //
 //  1. claims that a Service has and still names: an error in another file takes none away;

@@ -329,7 +329,6 @@ func optional(path *field.Path, name string, value *string, valid func(string) [
 	return invalid(path.Child(name), *value, valid(*value))
 }
 
-// validateServiceCIDR checks a ServiceCIDR.
 func validateServiceCIDR(c *networkingv1.ServiceCIDR) field.ErrorList {
 	errs := validation.ValidateObjectMeta(&c.ObjectMeta, false, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	all, path := c.Spec.CIDRs, field.NewPath("spec", "cidrs")

@@ -13,7 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// debounce are the delays before changes are applied.
+// debounce holds the delays before changes are applied.
 type debounce struct {
 	// A file is often written in several steps, and a change is often one of several files. Changes are read when there
 	// has been no event for quiet; but under constant change they are read every quietMax.
@@ -147,7 +147,7 @@ func (w *watcher) forget(dir string) {
 }
 
 // wait returns true when something may have changed since l was listed and has settled, or when it is time to confirm
-// doubts; and false when ctx has ended. pending says that something has already changed.
+// doubts. It returns false when ctx has ended. pending says that something has already changed.
 func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) bool {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
