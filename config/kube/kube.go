@@ -33,8 +33,8 @@ type Options struct {
 	Client *Client
 	Log    logrus.FieldLogger
 
-	// Metadata reads the labels of all nodes, from the first Service on that has topology keys that need them. If it is
-	// nil, these labels are unknown.
+	// Metadata reads the labels of all nodes, once a Service has topology keys that need them. If it is nil, these
+	// labels are unknown.
 	Metadata metadata.Interface
 
 	// NodeName is the name of the Node object of this node; "" if there is none.
@@ -346,7 +346,6 @@ func (s *Source) Service(name types.NamespacedName) *corev1.Service {
 	return object.(*corev1.Service)
 }
 
-// names returns the names of all Services.
 func (s *Source) names() (all []types.NamespacedName) {
 	for _, object := range s.services.GetStore().List() {
 		svc := object.(*corev1.Service)

@@ -17,9 +17,9 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// nodeLabels has the labels of every node, for the topology keys of Services. It watches the metadata of nodes from the
-// first Service on that needs labels. Such Services keep their previous state until all nodes are listed, or
-// labelsTimeout has passed. Only the goroutine that computes uses it; meanwhile others may call of.
+// nodeLabels has the labels of every node, for the topology keys of Services. It watches the metadata of nodes once a
+// Service needs labels. Such Services keep their previous state until all nodes are listed, or labelsTimeout has
+// passed. Only the goroutine that computes uses it; meanwhile others may call of.
 type nodeLabels struct {
 	client metadata.Interface // nil: no labels are available
 	log    logrus.FieldLogger

@@ -48,7 +48,6 @@ type failure struct {
 // Reason is why usher cannot list or watch, in one word.
 type Reason string
 
-// The reasons.
 const (
 	Unreachable      Reason = "unreachable"       // no connection, or no answer
 	NameNotFound     Reason = "name-not-found"    // the lookup of the server's name fails
@@ -131,8 +130,8 @@ func (r *Reach) date(text string) {
 	}
 }
 
-// wrap returns a transport that records the results of requests. It must be the outermost transport, so that it also
-// records failures to obtain credentials. The request after a broken watch shows the failure.
+// wrap returns a transport that records the results of requests. It must be the outermost transport, to record failures
+// to obtain credentials, too. A broken watch itself is not recorded: the next request shows the failure.
 func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		res, err := next.RoundTrip(req)
@@ -165,9 +164,12 @@ func isWatched(req *http.Request, resource string) bool {
 	return req.Method == http.MethodGet && slices.Contains(watched, resource)
 }
 
-// isExpected reports whether an answer says nothing about the API server's state. There are three cases: usher has
-// canceled the request; a watch begins too far back, which may happen a few times in a row; the API server is too old
-// for a watch that begins with a list, or for the field selector, and usher then sends another request.
+// isExpected reports whether an answer says nothing about the API server's state:
+//
+//   - usher has canceled the request;
+//   - a watch begins too far back, which may happen a few times in a row;
+//   - the API server is too old for a watch that begins with a list, or for the field selector;
+//     usher then sends another request.
 func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) bool {
 	if err != nil {
 		return req.Context().Err() != nil
@@ -192,8 +194,8 @@ func (e notKubernetesError) Error() string {
 }
 
 // isKubernetes reports whether the answer 200 to a list or watch begins like an API server's: with protobuf, a list or
-// an event. A watch without initial events may stay silent for long: its answer only must not be text or have a
-// Content-Length. isKubernetes restores the part of the body that it reads.
+// an event. A watch without initial events may stay silent for long, so its body is not read: the answer must not be
+// text or have a Content-Length. isKubernetes restores the part of the body that it reads.
 func isKubernetes(req *http.Request, res *http.Response) bool {
 	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	watch, query := false, req.URL.Query()

@@ -23,7 +23,8 @@ func (s *Source) followCIDRs(ctx context.Context) {
 	logged := false
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		err := s.watchCIDRs(ctx)
-		if apierrors.IsForbidden(err) && s.knownCIDRs() != nil { // an API server may answer so while it starts: they stay
+		// Keep them: an API server may answer so while it starts.
+		if apierrors.IsForbidden(err) && s.knownCIDRs() != nil {
 			return
 		}
 		if err != nil && !logged {
