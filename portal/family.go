@@ -5,7 +5,6 @@ import "net/netip"
 // Family is an address family.
 type Family uint8
 
-// The address families.
 const (
 	IPv4 Family = iota
 	IPv6

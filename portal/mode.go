@@ -207,7 +207,6 @@ func Shorten(list []string) string {
 // State compares a wanted object with the installed one.
 type State string
 
-// The states.
 const (
 	StateOK      State = "ok"      // installed as wanted
 	StateMissing State = "missing" // wanted, and not installed
@@ -231,9 +230,9 @@ type Comparison struct {
 	// Mode is the mode of the portal that wants the rule or, if it is extra, of the portal that left it.
 	Mode   string
 	Traits Traits // the mode's
-	// Rule is the wanted rule; if the rule is extra, the installed one. Then its comment is missing where the kernel
-	// keeps none, and for mode address only the Target's address is set: the listeners determine which ports are served
-	// there.
+	// Rule is the wanted rule; if the rule is extra, the installed one. An installed rule has no comment where the
+	// kernel keeps none. In mode address it has only the Target's address: the listeners determine which ports are
+	// served there.
 	Rule  Rule
 	State State
 	// Installed is the rule in the kernel if it differs from Rule.

@@ -20,7 +20,6 @@ type Origin struct {
 // EndpointLocality says on which node an endpoint is.
 type EndpointLocality uint8
 
-// Values of EndpointLocality.
 const (
 	Unknown EndpointLocality = iota
 	Here

@@ -65,10 +65,10 @@ type Portal interface {
 
 // Watcher is a Portal that the kernel notifies when another program changes the installed rules.
 type Watcher interface {
-	// Watch returns a channel that signals within about 0.6 s that another program has changed something, so that Check
-	// is due. One signal may stand for several changes. The channel is closed soon after ctx ends, when all its
-	// resources have been released. Changes without a kernel notification, as with the legacy variant of iptables, are
-	// left to periodic Checks.
+	// Watch returns a channel that receives a value within about 0.6 s after another program has changed something:
+	// Check is then due. One value may stand for several changes. The channel is closed soon after ctx ends, when all
+	// its resources have been released. Changes without a kernel notification, as with the legacy variant of iptables,
+	// are left to periodic Checks.
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 
@@ -99,7 +99,7 @@ type Settings struct {
 	LocalSources []netip.Prefix
 	// NodePortAddresses are initially those of Options. After a change, listeners have to be where Listen says.
 	NodePortAddresses []netip.Prefix
-	// ServiceCIDRs are the cluster's service CIDRs, initially none: a new connection to an address in them is rejected
+	// ServiceCIDRs are the cluster's service CIDRs, initially none. A new connection to an address in them is rejected
 	// if there is no rule for its address and port.
 	ServiceCIDRs []netip.Prefix
 	// HealthChecks are the sorted health check node ports, initially none: rules of mode iptables accept TCP
@@ -205,7 +205,6 @@ type Rule struct {
 // Action is the effect of a Rule.
 type Action uint8
 
-// The actions.
 const (
 	// Redirect sends packets to the local listener.
 	Redirect Action = iota

@@ -29,9 +29,9 @@ type Backend interface {
 	// nil, only the rules for these targets differ from the known ones. Put returns the changes.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
-	// Parts returns a function that compares the chains that serve all targets together with those in the kernel: for
-	// replies to clients' own addresses, OwnOnly, service CIDRs and, with iptables, accepted packets. The function only
-	// reads, and may be called concurrently with other methods.
+	// Parts returns a function that compares the chains shared by all targets with those in the kernel: for replies to
+	// clients' own addresses, OwnOnly, service CIDRs and, with iptables, accepted packets. The function only reads, and
+	// may be called concurrently with other methods.
 	Parts() func(context.Context) ([]portal.Part, error)
 
 	// Missing returns those of rules that the kernel possibly lacks, in the order of Target.Compare. Try tests whether
@@ -98,8 +98,8 @@ func (m *machine) refusal(t portal.Target) error {
 	return m.refused.byTarget[t].err
 }
 
-// sync makes the kernel hold the wanted rules, and returns the changes. Since the last sync only the rules for
-// targets in only have changed. With reread it reads the kernel's rules first. Refused rules are no error.
+// sync makes the kernel hold the wanted rules, and returns the changes. Only the rules for targets in only have changed
+// since the last sync. With reread, it reads the kernel's rules first. Refused rules are no error.
 func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	at := m.backend.Setting()
 	if !at.AddrType {

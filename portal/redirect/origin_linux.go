@@ -71,8 +71,8 @@ func (p *Portal) probeAnswers(m *machine) {
 	m.node, at.Answers = portal.SourceKernel, false
 }
 
-// leadAnswers routes the answers to this node, once the rules that mark them are installed. err is the error of
-// installing those rules, if any. leadAnswers returns the parts that it installed.
+// leadAnswers routes the answers to this node, once the rules that mark them are installed, and returns the parts that
+// it installed. err is the error of installing those rules, if any.
 func (m *machine) leadAnswers(err error) (made []string) {
 	at := m.backend.Setting()
 	if !at.Answers && (m.node == portal.SourceNotReady || m.node == 0) {

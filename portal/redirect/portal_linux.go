@@ -160,8 +160,8 @@ func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	return binds
 }
 
-// portFor proposes the port in the current rules for these targets, or in the previous process's, or one that is
-// probably free; 0 leaves the choice to the kernel.
+// portFor proposes the port in the current rules for these targets, else in the previous process's, else one that is
+// probably free. 0 leaves the choice to the kernel.
 func (p *Portal) portFor(group []portal.Target) uint16 {
 	for _, t := range group {
 		if r, is := p.of(t).rules[t]; is && r.Action == portal.Redirect {
@@ -257,7 +257,8 @@ func (p *Portal) Set(change func(*portal.Settings)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.settings.NodePortAddresses
-	if p.settings.Set(change); !slices.Equal(before, p.settings.NodePortAddresses) { // clients that came before the rules for an address bypass them
+	// Clients that came before the rules for an address bypass them.
+	if p.settings.Set(change); !slices.Equal(before, p.settings.NodePortAddresses) {
 		for _, m := range p.families {
 			for t := range m.rules {
 				if t.Addr.IsUnspecified() && t.Protocol == portal.UDP {
@@ -445,8 +446,8 @@ func (p *Portal) redirectAddrEvents() (kernel.Subscription, error) {
 	})
 }
 
-// routingEvents reports when the routing of replies to clients' own addresses or needed routes of last resort are
-// removed, and when a change of other routes makes the latter necessary or unnecessary.
+// routingEvents reports when a needed part of the routing is removed: for replies to clients' own addresses, or a route
+// of last resort. It also reports when a change of other routes makes routes of last resort necessary or unnecessary.
 func (p *Portal) routingEvents() (kernel.Subscription, error) {
 	return kernel.RoutingEvents(func(gone netip.Addr) bool {
 		p.mu.Lock()

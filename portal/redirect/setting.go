@@ -147,7 +147,7 @@ func PrefixWord(p netip.Prefix) string {
 	return strings.NewReplacer(":", "_", "/", "-").Replace(p.String())
 }
 
-// PlainComment makes text safe in a quoted argument of iptables-restore and stable in the output of iptables-save: it
+// PlainComment makes text safe in a quoted argument of iptables-restore and stable in the output of iptables-save. It
 // replaces each character that iptables might escape with an underscore. It keeps at most 255 bytes, as the kernel does
 // (XT_MAX_COMMENT_LEN is 256).
 func PlainComment(text string) string {
