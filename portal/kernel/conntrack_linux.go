@@ -17,8 +17,8 @@ import (
 
 // ForgetFlows deletes the conntrack entries of UDP flows to the targets in want that contradict it. For each target,
 // want has the local port, 0 if it is rejected, or -1 if it no longer has a rule. Flows without a rule then leave the
-// node as they would without usher. The kernel consults the nat table only for a flow's first packet, so a client that
-// keeps its port would otherwise keep sending to a closed listener.
+// node as they would without usher. The kernel consults the nat table only for a flow's first packet. Without the
+// deletion, a client that keeps its port would keep sending to a closed listener.
 //
 // TCP clients use a new port for each connection, but repeat a SYN that gets no answer. So for TCP targets, ForgetFlows
 // deletes only flows in state SYN_SENT. Callers pass TCP targets only if they had no rule before, or after a repair,
@@ -53,7 +53,7 @@ func ForgetFlows(want map[portal.Target]int) error {
 			request := nl.NewNetlinkRequest(deleteConntrack, unix.NLM_F_ACK)
 			request.AddData(header)
 			request.AddRawData(entry)
-			if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); !errors.Is(err, unix.ENOENT) { // else it has ended meanwhile
+			if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); !errors.Is(err, unix.ENOENT) { // ENOENT: has ended
 				errs = append(errs, err)
 			}
 		}

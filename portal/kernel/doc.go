@@ -3,7 +3,7 @@
 //
 //	origdst_linux.go    the original destination of a redirected connection
 //	flows_linux.go      the same for datagrams, by conntrack
-//	conntrack_linux.go  deletes UDP flows that rules now redirect elsewhere; translated sources
+//	conntrack_linux.go  deletes flows that contradict the rules; translated sources
 //	addresses.go        the addresses to which packets are redirected, and sources of flows
 //	routes_linux.go     routes that make addresses local: redirect addresses, and VIPs in mode address
 //	viplink_linux.go    the interface that has VIPs as addresses where such routes have no effect

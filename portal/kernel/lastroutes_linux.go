@@ -262,14 +262,14 @@ func ForgetLastRoutes() (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// routeDelay is how long the kernel has to remove the routes of an address that it reports as removed, or of a link that
-// it reports as down.
+// routeDelay is the time after which the kernel has removed the routes of an address or link that it reports as removed
+// or down.
 const routeDelay = 10 * time.Millisecond
 
 // RoutingEvents reports removals of the parts that RouteAnswers has installed. It calls matters with the VIP when a
-// route of last resort is removed, and with the unspecified address when the rule is. For any other change that can make
-// the routes needed or unneeded, it passes the zero Addr. Such changes include removed links and addresses: the kernel
-// removes their IPv4 routes after that event, without another.
+// route of last resort is removed, and with the unspecified address when the rule is. For any other change that can
+// make the routes needed or unneeded, it passes the zero Addr. Such changes include removed links and addresses: the
+// kernel removes their IPv4 routes after that event, without another.
 func RoutingEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		switch m.Header.Type {
@@ -312,7 +312,7 @@ func RoutingEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 		if m.Header.Type == unix.RTM_DELRULE || message.Dst_len > 0 {
 			return false
 		}
-		// The kernel reports a removed IPv4 route before it takes effect (fib_table_delete), so matters may be too early.
+		// The kernel reports a removed IPv4 route before it takes effect (fib_table_delete): matters may be too early.
 		return matters(netip.Addr{}) || m.Header.Type == unix.RTM_DELROUTE
 	}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }

@@ -86,8 +86,7 @@ func readListeners(r io.Reader, state string, note func(at netip.AddrPort, user,
 	lines := bufio.NewScanner(r)
 	lines.Scan() // headings
 	for lines.Scan() {
-		// Number, local and remote address:port, state, queues, timer, retransmits, user,
-		// timeout, inode (proc(5)).
+		// Number, local and remote address:port, state, queues, timer, retransmits, user, timeout, inode (proc(5)).
 		words := strings.Fields(lines.Text())
 		if len(words) < 10 {
 			continue

@@ -31,9 +31,8 @@ const (
 	nftPatience = 30 * time.Second
 )
 
-// OwnSockets are the port IDs of netlink sockets by which this process made changes. They include the process IDs of
-// commands that it ran for that, which are the port IDs of their first sockets. NFTEvents ignores change events with
-// these port IDs.
+// OwnSockets holds the netlink port IDs from which this process makes changes. For a command that it runs, that is the
+// process ID, which is the port ID of the command's first socket. NFTEvents ignores change events with these port IDs.
 var OwnSockets = recent{added: map[uint32]time.Time{}}
 
 // recent remembers numbers for ownFor.

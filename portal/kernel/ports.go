@@ -23,9 +23,9 @@ func LocalPorts() (r portal.PortRange) {
 	return r
 }
 
-// PortsBelowLocal returns ports that hosts do not choose for their own connections: those from 8192 that are below
-// 32768 and below LocalPorts. If these are fewer than 8192, it returns none. LocalPorts start at 32768 on Linux unless
-// changed, and at 49152 on other systems (RFC 6335).
+// PortsBelowLocal returns ports that hosts do not choose for their own connections: from 8192 up, below 32768 and below
+// LocalPorts. If these are fewer than 8192, it returns none. LocalPorts start at 32768 on Linux unless changed, and at
+// 49152 on other systems (RFC 6335).
 func PortsBelowLocal() portal.PortRange {
 	const first, last, few = 8192, 32767, 8192
 	switch local := LocalPorts().First; {
@@ -38,9 +38,9 @@ func PortsBelowLocal() portal.PortRange {
 	}
 }
 
-// FreePorts proposes local ports for TCP listeners, from the half of LocalPorts that the kernel would choose from. With
-// thousands of ports in use, the kernel's own choice (bind to port 0) takes long: 0.25 ms with ten thousand listeners,
-// 2 s for all of them. A proposed port may be in use. FreePorts is not safe for concurrent use.
+// FreePorts proposes local ports for TCP listeners, from the half of LocalPorts that the kernel would choose from. The
+// kernel's own choice (bind to port 0) is slow with thousands of ports in use: 0.25 ms with 10,000 listeners, 2 s for
+// all of them. A proposed port may be in use. FreePorts is not safe for concurrent use.
 type FreePorts struct {
 	ports []uint16
 	next  int

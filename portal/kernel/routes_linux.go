@@ -43,8 +43,8 @@ func OpenRoutes() (*Routes, error) {
 // Close closes the descriptor. It removes no route.
 func (r *Routes) Close() { r.handle.Close() }
 
-// ProbeRedirectAddr tests that a redirect address can receive packets: it does and undoes the same as Land. An address
-// that was local before stays so.
+// ProbeRedirectAddr tests that a redirect address can receive packets: it does the same as Land, and undoes it. An
+// address that was local before stays so.
 func ProbeRedirectAddr(redirectAddr netip.Addr) error {
 	routes, err := OpenRoutes()
 	if err != nil {
@@ -143,7 +143,8 @@ func (r *Routes) Table() (t Table, err error) {
 func (r *Routes) readTable() (Table, error) {
 	t := Table{Networks: map[netip.Prefix]bool{}}
 	for _, family := range portal.Families {
-		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add) // of all tables
+		// The routes of all tables.
+		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add)
 		if err != nil {
 			return t, fmt.Errorf("listing local routes: %w", err)
 		}

@@ -136,7 +136,6 @@ func OpenTun(name string) (fd int, link netlink.Link, err error) {
 // tryInputDevice is the prefix of the devices' names.
 const tryInputDevice = "usher-try"
 
-// The flags of TCP.
 const (
 	tcpSYN = 2
 	tcpRST = 4

@@ -30,8 +30,8 @@ type Subscription struct {
 
 // subscribe opens the socket in the network namespace of the calling thread.
 func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups ...int) (Subscription, error) {
-	// Without groups: if bind(2) refuses them, as in gVisor, nl.Subscribe closes the descriptor but leaves an os.File of
-	// it, whose finalizer later closes any file with the same number.
+	// Without groups: if bind(2) refuses them, as in gVisor, nl.Subscribe closes the descriptor but leaves an os.File
+	// of it, whose finalizer later closes any file with the same number.
 	socket, err := nl.Subscribe(protocol)
 	if err != nil {
 		return Subscription{}, err
