@@ -27,8 +27,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// Config configures the daemon. [Defaults] returns one to start from; only Log is
-// required.
+// Config configures the daemon. [Defaults] returns one to start from; only Log is required.
 //
 // Errors and log lines name a setting by its flag of 'usher run', because users set it there.
 type Config struct {
@@ -36,9 +35,8 @@ type Config struct {
 	Version string
 	Log     logrus.FieldLogger
 
-	// Manifests are the files and folders that Services are read from. If empty,
-	// Services come from the API server of Cluster. manifest.Stdin stands for Input, or
-	// standard input if Input is nil.
+	// Manifests are the files and folders that Services are read from. If empty, Services come from the API server of
+	// Cluster. manifest.Stdin stands for Input, or standard input if Input is nil.
 	Manifests []string
 	Input     io.Reader
 	// ServiceCIDRs are the networks from which Services of Manifests get cluster IPs that they do not set. At most one
@@ -65,14 +63,12 @@ type Config struct {
 	// NodeLabels override the labels in this node's Node object. Topology
 	// keys and EndpointSlice hints use them to find near endpoints.
 	NodeLabels map[string]string
-	// PodNetworks are networks of the cluster's Pods, in addition to those in the Node
-	// object.
+	// PodNetworks are networks of the cluster's Pods, in addition to those in the Node object.
 	PodNetworks []netip.Prefix
 	NodePorts   NodePorts
 	Conntrack   Conntrack
 
-	// Mode is the portal's mode, one of modes.Names. The daemon sets Log, NodePortAddresses
-	// and OtherProxies of Portal.
+	// Mode is the portal's mode, one of modes.Names. The daemon sets Log, NodePortAddresses and OtherProxies of Portal.
 	Mode   string
 	Portal portal.Options
 	// TakeOver makes the daemon replace an usher process that already serves this node. Otherwise, such a process
@@ -90,9 +86,8 @@ type Config struct {
 	// it then uses no portal.
 	Demo func(http.Handler) http.Handler
 
-	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, IsPod,
-	// Socket, Store, OnProblem, OnSync, and all fields that follow from other fields of Config,
-	// such as Ports (Portal.ProxyPorts).
+	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, IsPod, Socket, Store, OnProblem,
+	// OnSync, and all fields that follow from other fields of Config, such as Ports (Portal.ProxyPorts).
 	Proxy proxy.Options
 	// TraceEvents is the number of connection steps that are kept in memory.
 	TraceEvents int
@@ -103,8 +98,7 @@ type Config struct {
 	AccessLog accesslog.Options
 	// AccessLogDefault enables the access log for Services that do not configure it.
 	AccessLogDefault bool
-	// DrainTimeout is the time for connections to end when the daemon is stopped; 0
-	// resets them at once.
+	// DrainTimeout is the time for connections to end when the daemon is stopped; 0 resets them at once.
 	DrainTimeout time.Duration
 	// RemoveRules makes every signal remove the portal's rules. Redirects are removed before the listeners close, so
 	// that another service proxy on the node can take over.
@@ -120,8 +114,7 @@ type Config struct {
 	SOCKS Server
 	Names Names
 
-	// OnReady, if not nil, is called once, when the initial Services are served. No Service
-	// changes before it returns.
+	// OnReady, if not nil, is called once, when the initial Services are served. No Service changes before it returns.
 	OnReady func(Ready)
 	// OnTrace, if not nil, is called in a dedicated goroutine with the steps of all
 	// connections. ctx ends after the last connection.
@@ -132,8 +125,7 @@ type Config struct {
 type Ready struct {
 	Proxy    *proxy.Proxy
 	Services []config.Service
-	// AdminAddress is the address of the API, with the port that was chosen; "" if the API
-	// is not served.
+	// AdminAddress is the address of the API, with the port that was chosen; "" if the API is not served.
 	AdminAddress string
 }
 

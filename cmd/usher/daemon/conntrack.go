@@ -31,8 +31,7 @@ const maxConntrack = 1 << 20
 // Conntrack configures the kernel's connection tracking, for the whole node. A value of 0 leaves the kernel's setting
 // unchanged.
 type Conntrack struct {
-	// MaxPerCore and Min size the table: MaxPerCore connections for each CPU, at least
-	// Min in total.
+	// MaxPerCore and Min size the table: MaxPerCore connections for each CPU, at least Min in total.
 	MaxPerCore, Min int
 	// Lifetimes of idle entries, in whole seconds.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
@@ -44,9 +43,8 @@ type Conntrack struct {
 // (k8s.io/kubernetes/pkg/proxy/apis/config/v1alpha1/defaults.go).
 var DefaultConntrack = Conntrack{MaxPerCore: 32 * 1024, Min: 128 * 1024, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
 
-// SetConntrack applies c to the kernel's connection tracking, as kube-proxy
-// does. The error names all settings that cannot be written. A kernel without connection
-// tracking is no error.
+// SetConntrack applies c to the kernel's connection tracking, as kube-proxy does. The error names all settings that
+// cannot be written. A kernel without connection tracking is no error.
 func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
 	if c == (Conntrack{}) {
 		return nil
@@ -131,9 +129,8 @@ func (c Conntrack) write(dir string, cpus int, log logrus.FieldLogger) error {
 	return nil
 }
 
-// maximum returns the required size of the table: twice kube-proxy's number (bounded by
-// maxConntrack), since a connection through usher has two entries, the client's and the one to the
-// endpoint. 0 leaves the size unchanged.
+// maximum returns the required size of the table: twice kube-proxy's number (bounded by maxConntrack). A connection
+// through usher has two entries, the client's and the one to the endpoint. 0 leaves the size unchanged.
 func (c Conntrack) maximum(cpus int) int {
 	if c.MaxPerCore == 0 {
 		return 0

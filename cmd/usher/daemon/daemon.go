@@ -62,8 +62,7 @@ type Daemon struct {
 	workers sync.WaitGroup // goroutines that Run waits for
 }
 
-// New returns a daemon that has not started and has opened nothing. The error names
-// the invalid setting.
+// New returns a daemon that has not started and has opened nothing. The error names the invalid setting.
 func New(c Config) (*Daemon, error) {
 	if c.Log == nil {
 		return nil, errors.New("daemon: Config.Log is required")
@@ -77,9 +76,8 @@ func New(c Config) (*Daemon, error) {
 // Run serves the source's Services until a signal arrives, ctx ends, or the source fails.
 // Call it once. A nil channel means no signals.
 //
-// Any signal stops the daemon. os.Interrupt also removes the portal's rules;
-// Config.RemoveRules extends that to every signal. A second signal resets the connections
-// that are still open.
+// Any signal stops the daemon. os.Interrupt also removes the portal's rules; Config.RemoveRules extends that to every
+// signal. A second signal resets the connections that are still open.
 func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	if err := d.checkKernel(); err != nil {
 		return err
@@ -322,7 +320,8 @@ func (d *Daemon) logSourceAddresses() {
 	fields := logrus.Fields{}
 	for _, family := range portal.Families {
 		text := "client addresses where replies return through this node"
-		if source := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).SourceAddress; source != 0 && source != portal.SourceNotReady { // SourceNotReady applies only until the first rule is installed
+		// SourceNotReady applies only until the first rule is installed.
+		if source := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).SourceAddress; source != 0 && source != portal.SourceNotReady {
 			text = source.Text()
 		}
 		fields[strings.ToLower(family.String())] = text

@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// notifyStopping notifies the manager of an intended stop: a keeper then does not restart the daemon, and systemd
+// notifyStopping notifies the manager of an intended stop. A keeper then does not restart the daemon, and systemd
 // extends its stop timeout so that open connections can end.
 func (d *Daemon) notifyStopping() {
 	d.config.Manager.Notify(fmt.Sprintf("STOPPING=1\nEXTEND_TIMEOUT_USEC=%d", (d.config.DrainTimeout + 10*time.Second).Microseconds()))

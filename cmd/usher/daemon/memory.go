@@ -23,8 +23,7 @@ const (
 	tidyAfter = time.Second
 )
 
-// setGrowth sets the percentage by which the heap may grow before a collection, unless the
-// user has set GOGC.
+// setGrowth sets the percentage by which the heap may grow before a collection, unless the user has set GOGC.
 func setGrowth(percent int) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(percent)

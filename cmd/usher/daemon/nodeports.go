@@ -8,8 +8,7 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// NodePorts selects the node addresses that have node ports. The zero value means all of
-// them, loopback included.
+// NodePorts selects the node addresses that have node ports. The zero value means all of them, loopback included.
 type NodePorts struct {
 	// Networks are the networks that contain these addresses. As with kube-proxy, an IP family
 	// without a network is not restricted, unless Primary is set.
@@ -25,9 +24,8 @@ type NodePorts struct {
 // list means all addresses.
 var nowhere = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
 
-// networks returns the networks whose addresses have node ports, given the node's primary
-// addresses; empty means all. With Primary, a family without an address or network has no
-// node ports.
+// networks returns the networks whose addresses have node ports, given the node's primary addresses; empty means all.
+// With Primary, a family without an address or network has no node ports.
 func (n NodePorts) networks(primary []netip.Addr) []netip.Prefix {
 	if !n.Primary {
 		return n.bothFamilies()
@@ -59,9 +57,8 @@ func (n NodePorts) bothFamilies() []netip.Prefix {
 	return out
 }
 
-// routedAddresses returns, for each IP family, the address from which this node reaches
-// other networks. Without a Node object, these are the best substitute for the node's
-// primary addresses.
+// routedAddresses returns, for each IP family, the address from which this node reaches other networks. Without a Node
+// object, these are the best substitute for the node's primary addresses.
 func routedAddresses() (out []netip.Addr) {
 	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // for documentation (RFC 5737, RFC 3849)
 		if source, err := kernel.SourceTo(netip.MustParseAddrPort(elsewhere)); err == nil { // else no such family here

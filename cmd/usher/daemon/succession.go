@@ -42,7 +42,8 @@ func (d *Daemon) begin(ctx context.Context, services []config.Service) error {
 		if err := d.take(ctx, successor); err != nil {
 			return err
 		}
-		d.proxy.Check(context.Background()) // detects changes that the other process made after this process read the kernel's rules
+		// The other process may have made changes after this one read the kernel's rules.
+		d.proxy.Check(context.Background())
 	}
 	d.proxy.CloseUnused()
 	if lock := d.lock.Load(); lock != nil && d.config.Demo == nil {
@@ -114,15 +115,16 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	return sockets, more, resume, func() {
 		close(d.handedOver)
 		d.notifyStopping()
-		for _, name := range append([]string{fdstore.LockName, fdstore.HealthName}, proxy.KeptAffinities[:]...) { // at once; the proxy removes its own files when it stops
+		// These are removed at once; the proxy removes its own files when it stops.
+		for _, name := range append([]string{fdstore.LockName, fdstore.HealthName}, proxy.KeptAffinities[:]...) {
 			d.config.Manager.Remove(name)
 		}
 		stop()
 	}, err
 }
 
-// setLock records the lock that the daemon holds, nil for none, and stores a copy with the
-// manager: while this process is being restarted, no other process must get the lock.
+// setLock records the lock that the daemon holds, nil for none, and stores a copy with the manager. While this process
+// is being restarted, no other process must get the lock.
 func (d *Daemon) setLock(lock *handover.Lock) {
 	d.lock.Store(lock)
 	m := d.config.Manager
