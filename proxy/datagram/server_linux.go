@@ -210,7 +210,7 @@ func (lp *loop) flush() {
 	lp.outCount, lp.outFrom = 0, nil
 }
 
-// bufferFull reports whether err means that a socket's buffer is full.
+// bufferFull reports whether the send buffer of the socket (EAGAIN) or of the network interface (ENOBUFS) is full.
 func bufferFull(err error) bool { return err == unix.EAGAIN || err == unix.ENOBUFS }
 
 // evictOldest ends the session that has been idle longest, other than spare, and reports whether there was one.
