@@ -293,7 +293,6 @@ func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 	return port
 }
 
-// limits returns the time limits of a service port's connections.
 func (o *Options) limits(port config.ServicePort) *forward.Limits {
 	return &forward.Limits{HalfClosed: o.HalfClosed, Idle: cmp.Or(port.IdleTimeout, o.IdleTimeout), Age: cmp.Or(port.MaxAge, o.MaxAge)}
 }

@@ -174,7 +174,6 @@ func (p *Proxy) copyOf(l frontend.Listener, name string) *os.File {
 	return s.File
 }
 
-// removeFromStore removes a listener's sockets from the Store.
 func (p *Proxy) removeFromStore(l frontend.Listener) {
 	if name, kept := p.keeping.names[l]; kept {
 		p.Store.Remove(name)

@@ -26,7 +26,6 @@ func (p *Proxy) mark(f *frontEnd) {
 	}
 }
 
-// failedToListen reports whether any front end failed to open a listener.
 func (p *Proxy) failedToListen() bool {
 	for _, problem := range p.failed {
 		if problem.Reason == ReasonListen {

@@ -149,7 +149,6 @@ type syncState struct {
 	now SyncStatus
 }
 
-// note applies change to the status.
 func (s *syncState) note(change func(*SyncStatus)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

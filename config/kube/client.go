@@ -47,7 +47,7 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return newClient(config, sender)
 }
 
-// newClient returns a Client that sends its requests by means of sender.
+// newClient returns a Client that sends its requests with sender.
 func newClient(config *rest.Config, sender *http.Client) (*Client, error) {
 	config = rest.CopyConfig(config)
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()

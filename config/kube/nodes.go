@@ -71,7 +71,6 @@ func (n *nodeLabels) watch(ctx context.Context) {
 	})
 }
 
-// onlyLabels returns a node with only its name and labels.
 func onlyLabels(object any) (any, error) {
 	if node, ok := object.(*metav1.PartialObjectMetadata); ok {
 		node.ObjectMeta = metav1.ObjectMeta{Name: node.Name, ResourceVersion: node.ResourceVersion, Labels: node.Labels}

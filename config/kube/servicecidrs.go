@@ -69,7 +69,6 @@ func (s *Source) knownCIDRs() []netip.Prefix {
 	return s.cidrs
 }
 
-// cidrsOf returns the networks of ServiceCIDRs.
 func cidrsOf(objects []any) []netip.Prefix {
 	var all []string
 	for _, object := range objects {

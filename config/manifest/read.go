@@ -177,7 +177,6 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 // worthAReader is the number of pieces for each additional reader.
 const worthAReader = 1000
 
-// document reads a document of a file.
 func (r *reader) document(file string, d strict.Document) reading {
 	before := r.reading
 	defer func() { r.reading = before }()
@@ -230,7 +229,6 @@ func (r *reader) addUnreadable(p Diagnostic) {
 	r.errors = append(r.errors, p)
 }
 
-// syntax records a syntax error.
 func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 	place.Line = err.Line
 	r.addError(place.with(errors.New(err.Text)))
@@ -239,13 +237,12 @@ func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 // ambiguous matches an error about a duplicate field that determines which objects a value defines.
 var ambiguous = regexp.MustCompile(`^duplicate field "(items\[\d+\]\.)?(apiVersion|kind|metadata|metadata\.name|metadata\.namespace|items)"`)
 
-// addError records an error.
+// addError records an error. If it is ambiguous, the objects of the value are unknown.
 func (r *reader) addError(p Diagnostic) {
 	r.unreadable = r.unreadable || ambiguous.MatchString(p.Err.Error())
 	r.errors = append(r.errors, p)
 }
 
-// addObjectErrors records errors of an object.
 func (r *reader) addObjectErrors(k key, place Diagnostic, errs []error) {
 	for _, err := range errs {
 		r.addError(place.with(err))

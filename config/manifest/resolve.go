@@ -119,7 +119,6 @@ func (r *resolver) replace(before, now []*object) {
 	}
 }
 
-// define sets the definitions of an object.
 func (r *resolver) define(k key, all []*object) {
 	if delete(r.twice, k); len(all) > 1 {
 		r.twice[k] = true

@@ -10,7 +10,6 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// slicesIn returns the slices of objects.
 func slicesIn(objects []*object) (all []*discoveryv1.EndpointSlice) {
 	for _, o := range objects {
 		all = append(all, o.slices...)

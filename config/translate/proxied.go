@@ -31,7 +31,6 @@ func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, name != ""
 }
 
-// belongs reports whether slice belongs to svc.
 func belongs(slice *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
 	return slice.Namespace == svc.Namespace && slice.Labels[discoveryv1.LabelServiceName] == svc.Name
 }

@@ -55,7 +55,6 @@ func (r *Routes) ChooseAddresses(addr netip.Addr, withoutRoutes bool) error {
 // OnVIPLink reports whether Add adds addresses to VIPLink instead of routes.
 func (r *Routes) OnVIPLink() bool { return r.onVIPLink }
 
-// canBind reports whether a socket can be bound to addr.
 func canBind(addr netip.Addr) bool {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
 	if err == nil {

@@ -112,7 +112,6 @@ func (c *Connecting) Stop(now time.Time, r outcome.Result) {
 	c.refuse(r)
 }
 
-// refuse refuses the client, whose search is over.
 func (c *Connecting) refuse(r outcome.Result) {
 	r.Queued = c.search.TimeInQueue()
 	c.run.Refuse(r)

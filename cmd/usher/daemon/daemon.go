@@ -315,7 +315,6 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 	}
 }
 
-// logSourceAddresses logs which source addresses endpoints see.
 func (d *Daemon) logSourceAddresses() {
 	fields := logrus.Fields{}
 	for _, family := range portal.Families {

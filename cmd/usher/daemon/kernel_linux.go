@@ -25,7 +25,6 @@ func (d *Daemon) checkKernel() error {
 	return nil
 }
 
-// kernelName returns the name and release of this kernel.
 func kernelName() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

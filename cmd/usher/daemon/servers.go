@@ -18,7 +18,6 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// servers are the HTTP servers.
 type servers struct {
 	mu   sync.Mutex              // guards the fields below
 	all  map[string]*http.Server // by setting

@@ -110,7 +110,6 @@ func (c *Config) translation() translate.Options {
 	return o
 }
 
-// connect returns a client of the API server.
 func (c *Config) connect() (*kube.Client, *kube.Reach, error) {
 	c.Cluster.UserAgent = "usher/" + c.Version
 	if c.Netns == nil {
