@@ -229,8 +229,8 @@ func (f *frontEnd) bind() error {
 	return failed
 }
 
-// listen returns the listener for b: one of old, from which it is removed, or else a new one. It gives copies of a new
-// listener's sockets to Options.Store.
+// listen returns the listener for b. It moves a suitable one out of old, or opens a new one and gives copies of its
+// sockets to Options.Store.
 func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Listener, error) {
 	for i, l := range *old {
 		if l.Serves(b) {

@@ -81,7 +81,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			p.noteProblems() // now, since the portal may take long
 		}
 		freed := len(p.unused) > 0
-		// Close them first: Portal.Apply may remove their addresses, and the kernel sends no reset from a removed address.
+		// Close them first: Portal.Apply may remove their addresses, and no reset can come from a removed address.
 		if freed && !p.Portal.Traits().Redirects {
 			p.closeUnused()
 		}

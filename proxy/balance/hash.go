@@ -12,7 +12,7 @@ func newSourceHash(s *Set) order {
 }
 
 // newDestinationHash returns an order that gives all clients of a VIP the same endpoint, and those of other VIPs
-// possibly another one. A node port is one VIP, whichever address of the node it is reached at.
+// possibly another one. A node port is one VIP on all addresses of the node.
 func newDestinationHash(s *Set) order {
 	return &hashed{shares: sharesOf(s), byVIP: true}
 }

@@ -19,9 +19,9 @@ type maglev struct {
 	slots atomic.Pointer[[]uint16] // the table, nil before it is needed
 }
 
-// newMaglev returns an order whose first choice makes the table, or with a table if the previous Set had one. The table
-// takes up to a few milliseconds: an event loop should not wait for it, nor other changes for the tables of hundreds of
-// unused ports.
+// newMaglev makes the table at once if the previous Set had one; otherwise the first choice makes it. A table takes up
+// to a few milliseconds. So an event loop does not wait for it after a change, and a change does not wait for hundreds
+// of tables that no client uses.
 func newMaglev(s *Set) order {
 	m := new(maglev)
 	if previous, is := s.order.(*maglev); is && previous.slots.Load() != nil && len(s.endpoints) > 0 {

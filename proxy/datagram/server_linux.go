@@ -213,7 +213,7 @@ func (lp *loop) flush() {
 // bufferFull reports whether the send buffer of the socket (EAGAIN) or of the network interface (ENOBUFS) is full.
 func bufferFull(err error) bool { return err == unix.EAGAIN || err == unix.ENOBUFS }
 
-// evictOldest ends the session that has been idle longest, other than spare, and reports whether there was one.
+// evictOldest ends the longest idle session other than spare, and reports whether there was one.
 func evictOldest(sessions *list.List, spare *session) bool {
 	for e := sessions.Front(); e != nil; {
 		s, next := e.Value.(*session), e.Next()

@@ -72,8 +72,8 @@ func (r *Reader) OnlyChanges() {
 }
 
 // Next puts events into buf, oldest first, and returns their number n. missed is the number of events missed just
-// before them because the reader was too slow. Next waits until there is an event. If the Reader skips all those that
-// there are, n is 0. If ctx ends before there is an event, Next returns its error.
+// before them because the reader was too slow. Next waits until there is an event. If the Reader skips all available
+// events, n is 0. If ctx ends before there is an event, Next returns its error.
 func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
 	for {
 		n, missed, more := r.read(buf, true)
