@@ -39,7 +39,7 @@ type Events struct {
 	limits  *lru.Cache[types.UID, *rate.Limiter] // by the object concerned; used by run
 }
 
-// Limits of Events, which are those of client-go's recorder.
+// Limits of Events, as in client-go's recorder.
 const (
 	maxEventsQueued = 1000
 	maxEventsKept   = 4096

@@ -165,8 +165,8 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	return s, nil
 }
 
-// informer returns an informer, not yet running, of those objects of a resource that the selectors match, in all
-// namespaces. It stores them trimmed.
+// informer returns an informer, not yet running, of a resource's objects that match the selectors, in all namespaces.
+// It stores them trimmed.
 //
 // Before Kubernetes 1.31, API servers refuse the field selector for Services. Then headless ones are listed, too.
 func (s *Source) informer(client rest.Interface, resource string, object runtime.Object, labelSelector, fieldSelector string) cache.SharedIndexInformer {

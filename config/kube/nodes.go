@@ -30,8 +30,8 @@ type nodeLabels struct {
 	all     sync.WaitGroup
 }
 
-// labelsTimeout is the maximum time for which such Services wait. Then they are served even if the API server does not
-// answer, or does not let usher list nodes.
+// labelsTimeout limits how long such Services wait. Then they are served even if the API server does not answer, or
+// does not let usher list nodes.
 const labelsTimeout = 5 * time.Second
 
 // watch watches the labels of nodes until ctx ends, if it does not already.

@@ -26,8 +26,8 @@ var DefaultNodePorts = Ports{30000, 32767}
 // String returns "30000-32767".
 func (p Ports) String() string { return fmt.Sprintf("%d-%d", p.First, p.Last) }
 
-// give returns a free number from first to last, or false if there is none. It tries those from start to last,
-// beginning with one that seed determines, and then those from first on.
+// give returns a free number from first to last, or false if there is none. It searches start to last, beginning at a
+// number that seed determines, and then the numbers from first on.
 //
 // As in Kubernetes, the numbers below start are for Services that name theirs, so that conflicts are rare.
 func give(first, start, last uint64, seed string, taken func(uint64) bool) (uint64, bool) {

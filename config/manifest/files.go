@@ -76,7 +76,7 @@ func (l *listing) folder(path, abs string) {
 			continue
 		}
 		name := filepath.Join(path, f.Name())
-		// Stat follows links, of which a mounted ConfigMap consists.
+		// Stat follows links: a mounted ConfigMap consists of them.
 		switch info, err := os.Stat(name); {
 		case errors.Is(err, fs.ErrNotExist): // the file was deleted just now, or is a broken link
 		case err != nil:

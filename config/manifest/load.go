@@ -66,7 +66,7 @@ func (l *loader) take(from io.Reader) error {
 	return nil
 }
 
-// load reads those existing files that have changed, and recomputes the model for them.
+// load reads the existing files that have changed, and recomputes the model for them.
 func (l *loader) load(there listing, now time.Time) (out loaded) {
 	here := map[string]bool{}
 	var differ []entry

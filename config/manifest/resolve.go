@@ -250,7 +250,7 @@ func (r *resolver) address(names map[name]bool) {
 	}
 	var all []claimant
 	names = maps.Clone(names)
-	maps.DeleteFunc(names, func(n name, _ bool) bool { // a Service of which only the endpoints differ keeps all claims
+	maps.DeleteFunc(names, func(n name, _ bool) bool { // a Service keeps all claims if only its endpoints differ
 		s := r.services[n]
 		return s.object != nil && s.object.service == s.had.read && s.reason == nil
 	})

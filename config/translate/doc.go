@@ -19,6 +19,6 @@
 // changed. Both sources use it, so that a manifest means the same as in a cluster.
 //
 // One invalid part never affects another. For example, an endpoint with a forbidden address, or a port with an invalid
-// number, is reported, and the rest is served. Objects are expected in the form in which an API server returns them.
-// But they need not have defaults: a missing default never matters.
+// number, is reported, and the rest is served. Objects have the form in which an API server returns them, but
+// need not have defaults.
 package translate

@@ -36,7 +36,7 @@ func belongs(slice *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
 }
 
 // slicesOf returns the slices in all that belong to svc. As with kube-proxy, the label LabelServiceProxyName of a slice
-// has no effect, and those with the label service.kubernetes.io/headless are ignored.
+// has no effect, and slices with the label service.kubernetes.io/headless are ignored.
 func slicesOf(svc *corev1.Service, all []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 	return slices.DeleteFunc(slices.Clone(all), func(s *discoveryv1.EndpointSlice) bool {
 		_, headless := s.Labels[corev1.IsHeadlessService]
