@@ -97,10 +97,9 @@ type Options struct {
 	Mark uint32
 	// NodeAddress makes Portal.Origin always return the node.
 	NodeAddress bool
-	// Aliases are networks, at most one of each family, that are unused, or used only by hosts with which this node
-	// never communicates. If client and endpoint are behind the same bridge, usher connects from an address in such a
-	// network, and rules translate it to the client's address. If a family has none, or one smaller than the bridge's
-	// network, the endpoint sees the node.
+	// Aliases are networks with which this node never communicates, at most one of each family. If client and endpoint
+	// are behind the same bridge, usher connects from an address in such a network, and rules translate it to the
+	// client's address. If a family has none, or one smaller than the bridge's network, the endpoint sees the node.
 	Aliases []netip.Prefix
 	// LockWait is how long to wait for another program that changes iptables rules, in whole seconds. Zero: 5 seconds.
 	LockWait time.Duration

@@ -135,8 +135,8 @@ func LocalPrefixes(family portal.Family) []netip.Prefix {
 	return prefixes
 }
 
-// ShownSources returns the source address that the endpoint sees in each of the flows, for those that conntrack has. It
-// differs from the client's if a rule translates it. ShownSources reads the whole table, which may be large, and needs
+// ShownSources returns the source address that the endpoint sees, for each of the flows that conntrack has. It differs
+// from the client's if a rule translates it. ShownSources reads the whole table, which may be large, and needs
 // CAP_NET_ADMIN.
 func ShownSources(of map[ClientFlow]bool) (map[ClientFlow]netip.Addr, error) {
 	shown := map[ClientFlow]netip.Addr{}

@@ -15,8 +15,7 @@ import (
 // associations and TCP connections, even those without a process that still have data to send. Listeners and finished
 // TCP connections (TIME-WAIT) do not count.
 //
-// It reads /proc, which every kernel has, and does not use sock_diag, for which an old or minimal kernel may lack the
-// modules.
+// It reads /proc, which every kernel has. Old and minimal kernels may lack the modules of sock_diag.
 func InUse(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 	asked, found := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, a := range addrs {
