@@ -54,8 +54,8 @@ type Config struct {
 	// translate.AnnotationAWSProxyProtocol. NoAccessLog and NodeAddress follow from AccessLog and Portal, and the
 	// sources set other fields.
 	translate.Options
-	// MaxDelay is the maximum time for which changes from the API server are batched; 0 means kube.DefaultMaxDelay.
-	// Resync is the interval of full recomputation; 0 means never.
+	// MaxDelay limits how long changes from the API server are batched; 0 means kube.DefaultMaxDelay. Resync is the
+	// interval of full recomputation; 0 means never.
 	MaxDelay, Resync time.Duration
 
 	// NodeName is the name of this node's Node object, "" without one.

@@ -195,8 +195,8 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 	return signaled, remove, err
 }
 
-// healthTimeout is the time for which a change may wait before the proxy counts as
-// unhealthy: twice the default sync period, as in kube-proxy.
+// healthTimeout is how long a change may wait before the proxy counts as unhealthy: twice the default sync period, as
+// in kube-proxy.
 const healthTimeout = time.Minute
 
 // keptConnections is the number of failed, retried, slow or unanswered connections that the trace keeps in addition to
@@ -435,8 +435,8 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	log.Info("Stopped")
 }
 
-// handshake is the time for which redirected clients can still arrive after the rules are removed: a client retransmits
-// its SYN after one second (RFC 6298).
+// handshake is how long redirected clients can still arrive after the rules are removed: a client retransmits its SYN
+// after one second (RFC 6298).
 const handshake = time.Second
 
 // withdraw removes the redirecting rules, then waits for clients that were redirected before.

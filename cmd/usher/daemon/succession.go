@@ -97,7 +97,7 @@ func (d *Daemon) succeed(ctx context.Context) (successor *handover.Successor, er
 	}
 }
 
-// successionTime is the time for which succeed retries.
+// successionTime is how long succeed retries.
 const successionTime = 10 * time.Second
 
 // retryListeners retries for about two seconds the listeners whose addresses the predecessor may still have used: it
