@@ -187,8 +187,8 @@ func (srv *Server) InheritRest(sockets map[string]*os.File) {
 	srv.sessionRecords = nil
 }
 
-// adoptedAtOnce is the number of sessions that one task continues. A round of a loop runs up to 8 tasks.
-const adoptedAtOnce = sessionsPerTurn / 8
+// inheritedAtOnce is the number of sessions that one task continues. A round of a loop runs up to 8 tasks.
+const inheritedAtOnce = sessionsPerTurn / 8
 
 // adopt continues the sessions that a predecessor has handed over.
 func (l *listener) adopt() {
@@ -197,7 +197,7 @@ func (l *listener) adopt() {
 	sk := l.socket
 	var view *frontend.View
 	var endpoints map[netip.AddrPort]*balance.Endpoint   // of view
-	for some := range slices.Chunk(all, adoptedAtOnce) { // the loop serves others in between
+	for some := range slices.Chunk(all, inheritedAtOnce) { // the loop serves others in between
 		err := sk.loop.poller.Do(func() {
 			if sk.refresh(); view != sk.view {
 				view, endpoints = sk.view, make(map[netip.AddrPort]*balance.Endpoint, len(sk.view.All))
