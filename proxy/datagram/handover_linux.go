@@ -196,7 +196,7 @@ func (l *listener) adopt() {
 	delete(l.server.sessionRecords, l.name())
 	sk := l.socket
 	var view *frontend.View
-	var endpoints map[netip.AddrPort]*balance.Endpoint   // of view
+	var endpoints map[netip.AddrPort]*balance.Endpoint     // of view
 	for some := range slices.Chunk(all, inheritedAtOnce) { // the loop serves others in between
 		err := sk.loop.poller.Do(func() {
 			if sk.refresh(); view != sk.view {
