@@ -30,8 +30,8 @@ import (
 // refused.
 //
 // The node answers ARP for VIPs, as with IPVS proxies. It does not answer neighbor discovery, for which the kernel
-// requires an address of an interface. If a load balancer announces VIPs in
-// the node's own network, set net.ipv4.conf.all.arp_ignore=1.
+// requires an address of an interface. If a load balancer announces VIPs in the node's own network, set
+// net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
 	portal.Plain
 	log    logrus.FieldLogger

@@ -219,8 +219,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	f.Skipped, f.last = 0, nil // the loop below looks at all endpoints again
 	first := l.turn % n
 	for i := range n {
-		if last := s.lastScan.Load(); last != nil && i == maxLooks {
-			if c, skipped, ok := s.afterScan(last, l, f.fallback); ok {
+		if i == maxLooks {
+			if c, skipped, ok := s.afterScan(l, f.fallback); ok {
 				return c, skipped, true
 			}
 		}
@@ -272,7 +272,11 @@ const restPerEndpoint = time.Microsecond
 
 // afterScan chooses the endpoint of the last scan or, if all were in quarantine, calls lastResort with first. ok is
 // false if the last scan is too old, or its endpoint is not usable.
-func (s *Set) afterScan(last *scan, l look, first *Endpoint) (c Choice, skipped uint32, ok bool) {
+func (s *Set) afterScan(l look, first *Endpoint) (c Choice, skipped uint32, ok bool) {
+	last := s.lastScan.Load()
+	if last == nil {
+		return c, 0, false
+	}
 	age := l.Now.Sub(last.at)
 	switch {
 	case age < 0 || age >= time.Duration(len(s.endpoints))*restPerEndpoint: // below 0 if the clock was set back
