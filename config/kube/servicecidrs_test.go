@@ -66,13 +66,9 @@ var _ = Describe("ServiceCIDRs", func() {
 		return out
 	}
 
-	It("are reported with the node when added, changed or deleted, also across the Node's deletion", func() {
-		node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}
-		nodeObjects, cidrObjects := fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource()
-		nodeObjects.Add(node)
-		cidrObjects.Add(cidr("kubernetes", "10.96.0.0/16", "fd96::/112"))
-		server := newFakeServer()
-		server.become(func(w http.ResponseWriter, r *http.Request) bool {
+	// objects serves Nodes and ServiceCIDRs.
+	objects := func(nodeObjects, cidrObjects *fcache.FakeControllerSource) func(http.ResponseWriter, *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool {
 			switch filepath.Base(r.URL.Path) {
 			case "nodes":
 				return serve(w, r, nodeObjects, &corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}})
@@ -80,7 +76,16 @@ var _ = Describe("ServiceCIDRs", func() {
 				return serve(w, r, cidrObjects, &networkingv1.ServiceCIDRList{TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDRList"}})
 			}
 			return false
-		})
+		}
+	}
+
+	It("are reported with the node when added, changed or deleted, also across the Node's deletion", func() {
+		node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}
+		nodeObjects, cidrObjects := fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource()
+		nodeObjects.Add(node)
+		cidrObjects.Add(cidr("kubernetes", "10.96.0.0/16", "fd96::/112"))
+		server := newFakeServer()
+		server.become(objects(nodeObjects, cidrObjects))
 		nodes := make(chan config.Node, 100)
 		follow(server.kubeconfig(nil), func(o *Options) { o.OnNode = func(n config.Node) { nodes <- n } })
 		become := func(cidrs ...string) {
@@ -107,17 +112,8 @@ var _ = Describe("ServiceCIDRs", func() {
 		nodeObjects, cidrObjects := fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource()
 		nodeObjects.Add(&corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}})
 		cidrObjects.Add(cidr("kubernetes", "10.96.0.0/16"))
-		objects := func(w http.ResponseWriter, r *http.Request) bool {
-			switch filepath.Base(r.URL.Path) {
-			case "nodes":
-				return serve(w, r, nodeObjects, &corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}})
-			case "servicecidrs":
-				return serve(w, r, cidrObjects, &networkingv1.ServiceCIDRList{TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDRList"}})
-			}
-			return false
-		}
 		server := newFakeServer()
-		server.become(objects)
+		server.become(objects(nodeObjects, cidrObjects))
 		nodes := make(chan config.Node, 100)
 		follow(server.kubeconfig(nil), func(o *Options) { o.OnNode = func(n config.Node) { nodes <- n } })
 		Eventually(nodes).WithTimeout(patience).Should(Receive(HaveField("ServiceCIDRs", Equal(prefixes("10.96.0.0/16")))))
@@ -125,7 +121,7 @@ var _ = Describe("ServiceCIDRs", func() {
 		asked := make(chan struct{}, 100)
 		server.become(func(w http.ResponseWriter, r *http.Request) bool {
 			if filepath.Base(r.URL.Path) != "servicecidrs" {
-				return objects(w, r)
+				return objects(nodeObjects, cidrObjects)(w, r)
 			}
 			asked <- struct{}{}
 			return refuses(http.StatusForbidden, func(*http.Request) bool { return true })(w, r)
