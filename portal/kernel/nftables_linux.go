@@ -27,8 +27,10 @@ const (
 	// socket's send buffer. Where only the limits for unprivileged processes are available, as in a user namespace, the
 	// transaction is split.
 	nftBuffer = 32 << 20
-	// nftPatience is how long the kernel may take for a transaction.
-	nftPatience = 30 * time.Second
+	// nftAnswerTime is how long the kernel may take for a transaction. The first one makes it run modprobe for about ten
+	// modules, one after the other, which on a slow machine takes more than half a minute. Without a limit, a batch that
+	// the kernel answers with one error instead of one per message would never end.
+	nftAnswerTime = 2 * time.Minute
 )
 
 // OwnSockets holds the netlink port IDs from which this process makes changes. For a command that it runs, that is the
@@ -119,7 +121,7 @@ func OpenNFT() (*nftables.Conn, error) {
 			c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer),
 			// Errors need not repeat the message that caused them.
 			c.SetOption(netlinksocket.CapAcknowledge, true),
-			c.SetReadDeadline(time.Now().Add(nftPatience)))
+			c.SetReadDeadline(time.Now().Add(nftAnswerTime)))
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("querying nf_tables: %w", err)

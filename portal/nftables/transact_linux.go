@@ -211,12 +211,14 @@ func stage(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *
 // hint adds to an error the missing feature and the remedy.
 func hint(err error) error {
 	switch {
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("%w (this kernel has no nf_tables: modprobe nf_tables)", err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("%w (this kernel lacks a part of nf_tables: modprobe nft_chain_nat nft_nat nft_redir nft_fib_ipv4 nft_fib_ipv6)", err)
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w (%s)", err, kernel.NotAllowed)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%w (the kernel did not answer: a modprobe can be stuck)", err)
 	}
 	return err
 }
