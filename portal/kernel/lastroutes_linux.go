@@ -69,14 +69,12 @@ func (r *Routes) lastState(family portal.Family) (s lastState) {
 
 // Bring installs the routes for the VIPs that wanted returns or, if routes are not needed, removes them. It returns
 // those that it restored. Routes that have become needed, as when the default route is removed, do not count as
-// restored.
+// restored. Bring reads the kernel's state only the first time and after Stale or Forget.
 func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, err error) {
 	r := l.routes
-	at := r.lastState(l.family)
-	if at != l.at {
-		l.Forget()
-	}
+	at := l.at
 	if l.there == nil {
+		at = r.lastState(l.family)
 		if l.there, err = r.lastRoutes(l.family); err != nil {
 			return nil, err
 		}
@@ -138,8 +136,8 @@ func (r *Routes) checkReachable(vips map[netip.Addr]bool) error {
 }
 
 // Stale reports whether Bring has to be called. If gone is valid, the route for gone has been removed; otherwise
-// something else has changed. In the latter case, Bring reads the needed routes, since the change may have removed some
-// without an event.
+// something else has changed. In the latter case, the change may have removed routes without an event, so Bring reads
+// them again.
 func (l *LastRoutes) Stale(gone netip.Addr) bool {
 	if gone.IsValid() {
 		stale := l.there[gone]
@@ -147,10 +145,11 @@ func (l *LastRoutes) Stale(gone netip.Addr) bool {
 		return stale
 	}
 	now := l.routes.lastState(l.family)
-	if now.needed {
+	stale := now.needed || now != l.at
+	if stale {
 		l.Forget()
 	}
-	return now.needed || now != l.at
+	return stale
 }
 
 // Forget makes the next Bring read the kernel's state.

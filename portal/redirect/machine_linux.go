@@ -57,6 +57,7 @@ type machine struct {
 	// node is why endpoints see the node's address; zero if they can see the client's. See Portal.Origin.
 	node    portal.SourceAddress
 	bridges []netip.Prefix // the bridges' networks when aliases were assigned
+	routed  bool           // the redirect address and the routes of answers are installed, as far as known
 	last    *kernel.LastRoutes
 	noRoute string // leadOut's last warning
 
@@ -99,16 +100,18 @@ func (m *machine) refusal(t portal.Target) error {
 }
 
 // sync makes the kernel hold the wanted rules, and returns the changes. Only the rules for targets in only have changed
-// since the last sync. With reread, it reads the kernel's rules first. Refused rules are no error.
+// since the last sync; nil also makes it install missing routes. With reread, it reads the kernel's rules first. Refused
+// rules are no error.
 func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	at := m.backend.Setting()
 	if !at.AddrType {
 		at.Local = kernel.LocalPrefixes(m.family)
 	}
+	m.routed = m.routed && only != nil && !reread
 	var landed []string
 	if !m.hasRedirectAddr() {
 		m.refused.addSCTP(m.rules, cmp.Or(at.NoRedirectAddr, "the kernel or iptables does not support DNAT or a local route; use --portal=address"))
-	} else if len(m.rules) > 0 { // before packets are sent there
+	} else if len(m.rules) > 0 && !m.routed { // before packets are sent there
 		if landed, err = kernel.Land(at.RedirectAddr); err != nil {
 			m.laidOut = nil
 			return nil, err

@@ -78,7 +78,11 @@ func (m *machine) leadAnswers(err error) (made []string) {
 	if !at.Answers && (m.node == portal.SourceNotReady || m.node == 0) {
 		m.node = portal.SourceKernel // the backend has cleared Answers since Open
 	}
-	if !at.Answers || len(m.rules) == 0 || err != nil {
+	if m.routed || len(m.rules) == 0 || err != nil {
+		return nil
+	}
+	if !at.Answers {
+		m.routed = true
 		return nil
 	}
 	if made, err = kernel.RouteAnswers(m.family, at.Mark); err != nil {
@@ -88,7 +92,7 @@ func (m *machine) leadAnswers(err error) (made []string) {
 		m.node = portal.SourceKernel
 		return made
 	}
-	m.node = 0
+	m.node, m.routed = 0, true
 	return made
 }
 

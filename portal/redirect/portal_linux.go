@@ -416,7 +416,7 @@ func (p *Portal) Remove(ctx context.Context) error {
 	for _, m := range p.families {
 		clear(m.rules)
 		clear(m.refused.byTarget)
-		m.laidOut = nil
+		m.laidOut, m.routed = nil, false
 	}
 	_, err := p.mode.Remove(ctx, p.opts, false)
 	kernel.ForgetRedirected(maps.Keys(rules), p.log)
@@ -452,7 +452,11 @@ func (p *Portal) routingEvents() (kernel.Subscription, error) {
 	return kernel.RoutingEvents(func(gone netip.Addr) bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return m.unusable == nil && len(m.rules) > 0 && m.last.Stale(gone) })
+		stale := false
+		for _, m := range p.families { // Stale has to see every event
+			stale = m.unusable == nil && len(m.rules) > 0 && m.last.Stale(gone) || stale
+		}
+		return stale
 	})
 }
 
