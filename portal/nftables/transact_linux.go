@@ -218,7 +218,7 @@ func hint(err error) error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w (%s)", err, kernel.NotAllowed)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%w (the kernel did not answer: a modprobe can be stuck)", err)
+		return fmt.Errorf("%w (the kernel did not answer; look for a modprobe that hangs)", err)
 	}
 	return err
 }
