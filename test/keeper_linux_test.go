@@ -399,29 +399,37 @@ var _ = Describe("a keeper", func() {
 		install(old, copied)
 		usherBinary = copied
 		DeferCleanup(func() { usherBinary = old })
+		// file returns the number of a file, and program that of a process's program.
+		file := func(path string) uint64 {
+			GinkgoHelper()
+			var stat syscall.Stat_t
+			Expect(syscall.Stat(path, &stat)).To(Succeed())
+			return stat.Ino
+		}
+		program := func(pid int) uint64 { return file(fmt.Sprintf("/proc/%d/exe", pid)) }
 		k := startKept(l.Node, dir, "--portal=nftables")
+		before := program(k.Command.Process.Pid)
 		traffic := startLoad(l.Pods.NewDialer(30), web.vip(), 200)
 		for range 3 {
 			install(old, copied)
 			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
 			Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("the new usher instance is taking over"))
 			Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("has taken over"))
-			runs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", k.Command.Process.Pid))
-			Expect(err).NotTo(HaveOccurred())
-			now, err := os.Stat(copied)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(os.SameFile(runs, now)).To(BeTrue())
-			k.child()
+			Expect(program(k.child())).To(Equal(file(copied)))
 		}
+		Expect(program(k.Command.Process.Pid)).To(Equal(before), "the keeper is not replaced")
 		By("keeping the current program if the new file is not a program")
+		current := file(copied)
+		Expect(os.Remove(copied)).To(Succeed())
 		writeFile(copied, "not a program")
 		Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
-		Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("keeping the current keeper and usher"))
+		Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Failed to start the new program; keeping the current one"))
 		traffic.end()
 		if err := traffic.firstFailure.Load(); err != nil {
 			Expect(*err).NotTo(HaveOccurred())
 		}
 		k.crash()
+		Expect(program(k.child())).To(Equal(current))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
@@ -445,7 +453,7 @@ var _ = Describe("a keeper", func() {
 		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
 		Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("the new usher instance is taking over"))
 		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
-		Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Replacing the program again"))
+		Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Upgrading again"))
 		Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("the new usher instance is taking over"))
 		Eventually(func() []int { return lab.Children(keeper) }).WithTimeout(time.Minute).Should(And(HaveLen(2), ContainElement(first)))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))

@@ -5,23 +5,14 @@ import (
 	"context"
 	"os"
 
-	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/serve"
 	"github.com/usherproxy/usher/cmd/internal/view"
-	"github.com/usherproxy/usher/cmd/usher/keeper"
 )
 
 func main() {
-	logger := func(level, format string) logrus.FieldLogger {
-		return (&cli.LogFlags{Level: level, Format: format}).Logger(os.Stderr)
-	}
-	// Before flags are parsed: another version may have started the keeper, with flags unknown here.
-	if code, is := keeper.Resume(logger, removeLeft); is {
-		os.Exit(code)
-	}
 	serve.LogKlog(nil) // drops client-go's messages until a command has a log
 	root, args := newRoot(), os.Args[1:]
 	os.Exit(cli.Execute(context.Background(), root, view.KindAndName(root, args)))

@@ -106,7 +106,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	if r.keeper && !kept && !r.kubeProxy.initOnly {
-		code, err := keeper.Run(keeper.Options{Arguments: os.Args, LogLevel: r.Logs.Level, LogFormat: r.Logs.Format, Log: r.Log, RemoveRules: r.RemoveRules, RemoveLeft: removeLeft})
+		code, err := keeper.Run(keeper.Options{Arguments: os.Args, Log: r.Log, RemoveRules: r.RemoveRules, RemoveLeft: removeLeft})
 		if err == nil && code != 0 {
 			err = &cli.ExitError{Code: code}
 		}

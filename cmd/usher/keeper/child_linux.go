@@ -31,7 +31,8 @@ type child struct {
 	Channel int
 	Areas   []*area
 
-	over <-chan struct{} // closed when no goroutine uses the Channel
+	over    <-chan struct{} // closed when no goroutine uses the Channel
+	program *os.File        // set if an upgrade has started the child
 }
 
 // stops reports whether the child has announced that it ends as requested or has handed over. It considers the held
@@ -52,33 +53,33 @@ func (k *keeper) start() {
 		return // the loop is about to leave
 	}
 	names, fds := k.all()
-	c, err := k.spawn(k.Arguments, names, fds)
+	c, err := k.spawn(k.program, k.Arguments, names, fds)
 	if err == nil {
 		k.Current = c
 		k.bequeath(k.Orphans, c)
 		k.Orphans = nil
 		return
 	}
-	k.log.WithError(err).Error("Failed to start usher")
+	k.Log.WithError(err).Error("Failed to start usher")
 	k.Failures = max(k.Failures, 1) + 1
 	k.begin(k.restartDelay())
 }
 
 // spawn starts an usher process.
-func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
+func (k *keeper) spawn(program *os.File, arguments, names []string, fds []int) (*child, error) {
 	files := []uintptr{0, 1, 2}
 	for _, fd := range fds {
 		files = append(files, uintptr(fd))
 	}
 	ours, theirs, err := channel()
 	if err != nil {
-		k.log.WithError(err).Warn("Cannot create a socket; open connections will be lost if usher crashes")
+		k.Log.WithError(err).Warn("Cannot create a socket; open connections will be lost if usher crashes")
 	} else {
 		names, files = append(names, fdstore.ConnectionsName), append(files, uintptr(theirs))
 		defer unix.Close(theirs)
 	}
 	// A separate process group keeps Ctrl-C from arriving twice: only the keeper forwards it.
-	pid, err := syscall.ForkExec(k.running(), arguments, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec(k.pathOf(program), arguments, &syscall.ProcAttr{
 		Env: k.environment(names), Files: files, Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
 	if err != nil {
@@ -99,7 +100,7 @@ func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
 func (k *keeper) environment(names []string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return name == stateVariable || slices.Contains(fdstore.Variables, name)
+		return slices.Contains(fdstore.Variables, name)
 	})
 	watchdog := heartbeat
 	if k.manager != nil && k.manager.watchdog > 0 {
@@ -113,34 +114,37 @@ func (k *keeper) environment(names []string) []string {
 		fmt.Sprintf("%s=restarts=%d at=%d last=%s", fdstore.KeeperVariable, k.Restarts, k.Crashed.Unix(), k.Last))
 }
 
-// self is the running program, even if the file at its path has been replaced.
-const self = "/proc/self/exe"
-
-// program returns the path of the program that was started as name, without resolving symbolic links, so that an
-// upgrade follows a changed link.
-func program(name string) (string, error) {
+// find returns the path of the program that was started as name, without resolving symbolic links, so that an upgrade
+// follows a changed link.
+func (k *keeper) find(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil {
 		path, err = filepath.Abs(path)
 	}
-	if err == nil && sameFile(path, self) {
+	if err == nil && isAt(path, k.program) {
 		return path, nil
 	}
 	return os.Executable()
 }
 
-// running returns a path of the running program: k.Program, unless that file has been replaced.
-func (k *keeper) running() string {
-	if sameFile(k.Program, self) {
-		return k.Program
+// pathOf returns a path of a program: the keeper's path, unless that file has been replaced.
+func (k *keeper) pathOf(program *os.File) string {
+	if isAt(k.path, program) {
+		return k.path
 	}
-	return self
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), program.Fd())
 }
 
-func sameFile(a, b string) bool {
-	this, err1 := os.Stat(a)
-	that, err2 := os.Stat(b)
+func isAt(path string, file *os.File) bool {
+	this, err1 := os.Stat(path)
+	that, err2 := file.Stat()
 	return err1 == nil && err2 == nil && os.SameFile(this, that)
+}
+
+// use makes k start this program from now on.
+func (k *keeper) use(program *os.File) {
+	k.program.Close()
+	k.program = program
 }
 
 // Values of oom_score_adj for a process that the kernel never kills when out of memory, and

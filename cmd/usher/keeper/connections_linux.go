@@ -252,7 +252,7 @@ func (k *keeper) say(c *child, text string, fds ...int) bool {
 	if err == nil || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return true
 	}
-	k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")
+	k.Log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")
 	k.resetRest(c)
 	return false
 }
@@ -323,34 +323,4 @@ func (k *keeper) inherit(from, to *child) {
 // children returns the processes that the keeper has started and that have not exited.
 func (k *keeper) children() []*child {
 	return slices.DeleteFunc(append(slices.Clone(k.Draining), k.Current, k.Next), func(c *child) bool { return c == nil })
-}
-
-// areas returns the areas of all children, and the orphans.
-func (k *keeper) areas() []*area {
-	all := slices.Clone(k.Orphans)
-	for _, c := range k.children() {
-		all = append(all, c.Areas...)
-	}
-	return all
-}
-
-// descriptors returns all descriptors that must stay open when the program is replaced.
-func (k *keeper) descriptors() []int {
-	_, fds := k.all()
-	fds = append(fds, k.Socket)
-	for _, c := range k.children() {
-		if c.Channel > 0 {
-			fds = append(fds, c.Channel)
-		}
-	}
-	for _, a := range k.areas() {
-		fds = append(fds, a.Memory)
-		for _, s := range a.Saved {
-			fds = append(fds, s.FDs[:]...)
-		}
-		for _, ends := range a.Pipes {
-			fds = append(fds, ends[:]...)
-		}
-	}
-	return fds
 }

@@ -17,7 +17,7 @@ import (
 // newKeeper returns a keeper with one child that has a socket for connections, and the child's end of the socket.
 func newKeeper() (k *keeper, c *child, theirs int) {
 	logger, _ := test.NewNullLogger()
-	k = &keeper{log: logger, sent: make(chan func()), state: state{Kept: map[string][]int{}}}
+	k = &keeper{Options: Options{Log: logger}, sent: make(chan func()), Kept: map[string][]int{}}
 	ours, theirs, err := channel()
 	if err != nil {
 		panic(err)

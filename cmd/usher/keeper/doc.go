@@ -12,7 +12,12 @@
 //	saved connections                  connections_linux.go
 //	starting a child                   child_linux.go
 //	the pause before a restart         pause_linux.go
-//	SIGHUP: a new program              upgrade_linux.go
+//	SIGHUP: upgrading usher            upgrade_linux.go
+//
+// SIGHUP upgrades usher, but not the keeper, which may therefore be older than usher. It may also be newer, after a
+// SIGHUP that returns to an older usher. So all versions agree on the messages and names of package fdstore, the names
+// of stored sockets (proxy.HandOverKept), and the parts of the memory for saved connections that the keeper reads
+// (forward.SavedSize and forward.SavedOver). The keeper ignores messages that it does not know.
 //
 // The keeper knows nothing of Services, reads no configuration, and moves no bytes: this
 // keeps it small, so that little in it can fail.
@@ -24,9 +29,7 @@ import "github.com/sirupsen/logrus"
 type Options struct {
 	// Arguments are usher's arguments, the program's name first.
 	Arguments []string
-	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
-	LogLevel, LogFormat string
-	Log                 logrus.FieldLogger
+	Log       logrus.FieldLogger
 	// RemoveRules makes the keeper call RemoveLeft when SIGTERM or SIGINT stops it. Without RemoveRules, the keeper
 	// calls RemoveLeft only after SIGINT, and only if no usher process serves although a previous one held the lock.
 	RemoveRules bool

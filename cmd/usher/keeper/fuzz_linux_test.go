@@ -20,7 +20,7 @@ func FuzzMessages(f *testing.F) {
 		logger, _ = test.NewNullLogger()
 		// No processes have these IDs, so the keeper sends no signal to a real process.
 		current, next := &child{PID: 1 << 30, Since: time.Now()}, &child{PID: 1<<30 + 1, Since: time.Now()}
-		k := &keeper{log: logger, taken: make(chan struct{}, 1), state: state{Kept: map[string][]int{}, Current: current, Next: next}}
+		k := &keeper{Options: Options{Log: logger}, taken: make(chan struct{}, 1), Kept: map[string][]int{}, Current: current, Next: next}
 		var all []int
 		for i, said := range strings.Split(text, "\x00") {
 			c := k.Current

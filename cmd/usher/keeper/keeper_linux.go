@@ -33,34 +33,26 @@ var forwarded = []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR
 
 // keeper is the state of the keeper process.
 type keeper struct {
-	state
-	log           logrus.FieldLogger
-	removeLeft    func(logrus.FieldLogger) error // see Options
-	manager       *manager                       // nil for none
-	pause         *pause                         // nil while an usher process runs
-	stopRequested bool                           // by a signal, or because usher has stopped
-	removing      bool                           // call removeLeft before the exit
-	code          int                            // exit code, once stopRequested is set and usher has exited
-	again         bool                           // replace the program once more
-	signals       chan os.Signal                 // those of forwarded that the loop has not handled yet
-	taken         chan struct{}                  // another usher instance has taken over while none ran here
-	unclaimed     <-chan struct{}                // closed when that instance has ended; nil unless this keeper waits for that
-	sent          chan func()                    // the loop calls these: they read packets about connections
+	Options
+	manager       *manager        // nil for none
+	pause         *pause          // nil while an usher process runs
+	stopRequested bool            // by a signal, or because usher has stopped
+	removing      bool            // call RemoveLeft before the exit
+	code          int             // exit code, once stopRequested is set and usher has exited
+	again         bool            // upgrade once more
+	taken         chan struct{}   // another usher instance has taken over while none ran here
+	unclaimed     <-chan struct{} // closed when that instance has ended; nil unless this keeper waits for that
+	sent          chan func()     // the loop calls these: they read packets about connections
 	// connections is the number of saved connections and pipes. Each has two descriptors.
 	connections int
 	// count is the number of kept descriptors, and length the total length of their names.
 	count, length int
 	overfull      bool // it has been logged that not all sockets can be kept
-}
 
-// state is the part of a keeper that survives the replacement of its program.
-type state struct {
-	// Program and Arguments start usher.
-	Program   string
-	Arguments []string
-	// LogLevel and LogFormat configure the keeper's log.
-	LogLevel, LogFormat string
-	RemoveRules         bool // see Options
+	// path is where an upgrade finds usher's program. program is the program of the last usher process that took over:
+	// path may have a newer one.
+	path    string
+	program *os.File
 	// Socket is the descriptor of the socket for usher's messages.
 	Socket int
 	// Kept are descriptors by name, oldest first for each name.
@@ -86,10 +78,11 @@ type state struct {
 // the last usher process, or 0 if none ran when the keeper stopped. The code is 1 if
 // RemoveLeft failed.
 func Run(o Options) (code int, err error) {
-	k := &keeper{log: o.Log, removeLeft: o.RemoveLeft, state: state{
-		Arguments: o.Arguments, LogLevel: o.LogLevel, LogFormat: o.LogFormat, RemoveRules: o.RemoveRules, Kept: map[string][]int{},
-	}}
-	if k.Program, err = program(o.Arguments[0]); err != nil {
+	k := &keeper{Options: o, taken: make(chan struct{}, 1), sent: make(chan func()), Kept: map[string][]int{}}
+	if k.program, err = os.OpenFile("/proc/self/exe", unix.O_PATH, 0); err != nil {
+		return 0, err
+	}
+	if k.path, err = k.find(o.Arguments[0]); err != nil {
 		return 0, err
 	}
 	if err := k.listen(); err != nil {
@@ -97,47 +90,29 @@ func Run(o Options) (code int, err error) {
 	}
 	k.adopt()
 	k.protect()
-	k.manager = newManager(k.log)
-	return k.finish(k.run(k.start)), nil
+	k.manager = newManager(k.Log)
+	if code = k.run(); code != 0 || !k.removing {
+		return code, nil
+	}
+	if err := o.RemoveLeft(k.Log); err != nil {
+		k.Log.WithError(err).Error("Failed to remove usher's rules")
+		return 1, nil
+	}
+	return 0, nil
 }
 
-// finish removes the rules that usher left, if a signal has requested that. It returns the keeper's exit code.
-func (k *keeper) finish(code int) int {
-	if code != 0 || !k.removing {
-		return code
-	}
-	if err := k.removeLeft(k.log); err != nil {
-		k.log.WithError(err).Error("Failed to remove usher's rules")
-		return 1
-	}
-	return 0
-}
-
-// run is the loop. Before the first round, it registers for signals and then calls begin.
-func (k *keeper) run(begin func()) (code int) {
-	k.taken = make(chan struct{}, 1)
-	k.signals = make(chan os.Signal, 8)
-	hangups, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
-	signal.Notify(k.signals, forwarded...)
+// run is the loop.
+func (k *keeper) run() (code int) {
+	signals, hangups, children := make(chan os.Signal, 8), make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(signals, forwarded...)
 	signal.Notify(hangups, unix.SIGHUP)
 	signal.Notify(children, unix.SIGCHLD)
 	messages := make(chan func())
 	watch(k.Socket, messages, func() bool { k.receive(); return true })
-	k.sent = make(chan func())
-	for _, a := range k.areas() { // kept before this program replaced the previous one
-		k.connections += len(a.Saved) + len(a.Pipes)
-	}
-	for _, c := range k.children() {
-		k.listenTo(c)
-	}
 	defer func() { k.abandon(k.Orphans) }()
 	beat := k.manager.beat()
-	begin()
+	k.start()
 	debug.FreeOSMemory()
-	select {
-	case children <- unix.SIGCHLD: // one may have exited before the registration
-	default:
-	}
 	for {
 		select {
 		case receive := <-messages:
@@ -148,7 +123,7 @@ func (k *keeper) run(begin func()) (code int) {
 			if code, over := k.reap(); over {
 				return code
 			}
-		case sig := <-k.signals:
+		case sig := <-signals:
 			if k.forward(sig) {
 				return 0
 			}
@@ -163,13 +138,13 @@ func (k *keeper) run(begin func()) (code int) {
 				return code
 			}
 		case <-k.unclaimed:
-			k.log.Warn("The usher instance that took over has ended; keeper exiting, so that the kubelet restarts this container")
+			k.Log.Warn("The usher instance that took over has ended; keeper exiting, so that the kubelet restarts this container")
 			k.unclaimed = nil
 			if code, over := k.end(0); over {
 				return code
 			}
 		}
-		if k.again && k.Next == nil && len(k.signals) == 0 {
+		if k.again && k.Next == nil {
 			k.again = false
 			k.upgrade()
 		}
@@ -220,7 +195,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 		if !k.removing && k.unclaimed == nil {
 			rules = " and its rules are kept for the next start ('usher cleanup' removes them)"
 		}
-		k.log.WithField("signal", sig.String()).Info("Keeper exiting; no usher is running" + rules)
+		k.Log.WithField("signal", sig.String()).Info("Keeper exiting; no usher is running" + rules)
 		return true
 	}
 	return false
@@ -230,7 +205,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 // the keeper may exit. In a Pod it stays while that instance runs: the kubelet would restart the
 // container, whose usher would take over again.
 func (k *keeper) leave() (code int, over bool) {
-	k.log.Info("Another usher instance has taken over from the keeper")
+	k.Log.Info("Another usher instance has taken over from the keeper")
 	k.pause.end()
 	k.pause = nil
 	k.letGo()
@@ -294,7 +269,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	if status.Signaled() {
 		code = 128 + int(status.Signal())
 	}
-	log := k.log.WithField("reason", why)
+	log := k.Log.WithField("reason", why)
 	switch {
 	case c.Stopping && !k.stopRequested && code != 0 && fdstore.InPod(): // it had handed over, or received a signal directly; see leave
 		log.Warn("usher exited after it had stopped serving; waiting for the instance that took over to end")
@@ -332,7 +307,7 @@ func (k *keeper) end(code int) (_ int, over bool) {
 	if k.stopRequested, k.code = true, code; len(k.Draining) == 0 {
 		return code, true
 	}
-	k.log.WithField("instances", len(k.Draining)).Info("Keeper waiting for previous usher instances to finish their connections")
+	k.Log.WithField("instances", len(k.Draining)).Info("Keeper waiting for previous usher instances to finish their connections")
 	return 0, false
 }
 

@@ -3,7 +3,6 @@ package keeper
 import (
 	"net"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -24,12 +23,6 @@ var _ = Describe("a keeper", func() {
 		k   *keeper
 		log *test.Hook
 	)
-	// program writes a program that replaces usher.
-	program := func(script string) string {
-		path := filepath.Join(GinkgoT().TempDir(), "usher")
-		Expect(os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
-		return path
-	}
 	// say sends the keeper a message from this process, in the role of child c.
 	say := func(c *child, text string) {
 		c.PID = os.Getpid()
@@ -51,9 +44,10 @@ var _ = Describe("a keeper", func() {
 	BeforeEach(func() {
 		var logger *logrus.Logger
 		logger, log = test.NewNullLogger()
-		k = &keeper{log: logger, taken: make(chan struct{}, 1), state: state{
-			Arguments: []string{"usher", "run", "--keeper"}, Kept: map[string][]int{}, Served: true,
-		}}
+		k = &keeper{
+			Options: Options{Log: logger, Arguments: []string{"usher", "run", "--keeper"}},
+			taken:   make(chan struct{}, 1), Kept: map[string][]int{}, Served: true,
+		}
 		Expect(k.listen()).To(Succeed())
 		DeferCleanup(func() { unix.Close(k.Socket) })
 	})
@@ -143,7 +137,6 @@ var _ = Describe("a keeper", func() {
 	})
 
 	It("does not restart usher if another instance takes over during the pause", func() {
-		k.Program = program("exit 0")
 		k.pause = &pause{timer: time.NewTimer(time.Hour)}
 		k.taken <- struct{}{}
 		k.start()
@@ -163,37 +156,5 @@ var _ = Describe("a keeper", func() {
 		Expect(k.unclaimed).NotTo(BeNil())
 		k.upgrade()
 		Expect(log.LastEntry().Message).To(ContainSubstring("Ignoring SIGHUP"))
-	})
-
-	It("rejects a program that does not accept its arguments", func() {
-		k.Program = program("exit 0")
-		Expect(k.try()).To(MatchError(ContainSubstring("it does not support --keeper")))
-		k.Program = program(`echo "usher: unknown flag: --keeper"; exit 2`)
-		Expect(k.try()).To(MatchError(ContainSubstring("unknown flag")))
-		k.Program = program(`[ "$*" = "run --keeper --help" ] && echo "  --keeper   be small"`)
-		Expect(k.try()).To(Succeed())
-	})
-
-	It("handles a signal that arrives while it tries a program before it replaces itself", func() {
-		k.Program = program(`echo "  --keeper"; rm "$0"`) // it can run only once: become fails
-		k.signals = make(chan os.Signal, 1)
-		k.signals <- unix.SIGTERM
-		k.upgrade()
-		Expect(log.AllEntries()).To(BeEmpty(), "it has not tried to replace itself")
-		Expect(k.forward(<-k.signals)).To(BeTrue())
-		log.Reset()
-		k.upgrade()
-		Expect(log.AllEntries()).To(BeEmpty())
-	})
-
-	It("receives messages from usher while it tries a slow program", func() {
-		k.Current = &child{PID: os.Getpid()}
-		k.Program = program("sleep 1; exit 1")
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
-		Expect(err).NotTo(HaveOccurred())
-		defer unix.Close(fd)
-		Expect(unix.Sendto(fd, []byte("READY=1"), 0, &unix.SockaddrUnix{Name: k.address()})).To(Succeed())
-		Expect(k.try()).NotTo(Succeed())
-		Expect(k.Current.Ready).To(BeTrue())
 	})
 })

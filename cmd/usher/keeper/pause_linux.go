@@ -32,7 +32,7 @@ func (k *keeper) begin(wait time.Duration) {
 	if file := k.copyOf(fdstore.LockName); file != nil {
 		lock, err := handover.Hold(file)
 		if err != nil {
-			k.log.WithError(err).Warn("Cannot report to other instances that the keeper holds the portals")
+			k.Log.WithError(err).Warn("Cannot report to other instances that the keeper holds the portals")
 		} else {
 			k.pause.lock = lock
 			lock.Serve(k)

@@ -169,7 +169,7 @@ func (k *keeper) put(name string, fds []int) bool {
 	if k.full(len(fds), length) {
 		if !k.overfull {
 			k.overfull = true
-			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, usher opens the others again")
+			k.Log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, usher opens the others again")
 		}
 		return false
 	}
@@ -269,16 +269,5 @@ func (m *manager) beat() <-chan time.Time {
 func (k *keeper) beat() {
 	if k.Current == nil || !k.Current.Ready {
 		k.manager.send(&message{Text: "WATCHDOG=1"})
-	}
-}
-
-// keepAcrossExec sets whether descriptors stay open in a program that replaces this one.
-func keepAcrossExec(keep bool, fds []int) {
-	flags := unix.FD_CLOEXEC
-	if keep {
-		flags = 0
-	}
-	for _, fd := range fds {
-		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFD, flags) // it is open
 	}
 }
