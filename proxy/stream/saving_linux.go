@@ -57,7 +57,6 @@ type saving struct {
 
 	mu    sync.Mutex
 	areas map[uint64]*area
-	pipes []uint16 // closed pipes of this process that the keeper has not dropped yet, by number
 
 	lastPipe  uint16          // last number assigned
 	openPipes map[uint16]bool // by number
@@ -67,7 +66,7 @@ type saving struct {
 type area struct {
 	id     uint64
 	memory []byte
-	over   []int // slots of ended connections that the keeper has not dropped yet
+	over   []int // slots of ended connections and closed pipes that the keeper has not dropped yet
 
 	// Only for the area of this process: the number of slots, how many have been used so far, and which of those are
 	// free again.
@@ -133,9 +132,7 @@ func (v *saving) receive() error {
 	}
 	head, lines, _ := strings.Cut(string(buf[:n]), "\n")
 	word, rest, _ := strings.Cut(head, " ")
-	var id uint64
-	var pipe int
-	_, _ = fmt.Sscan(rest, &id, &pipe) // 0 means none
+	id, _ := strconv.ParseUint(rest, 10, 64) // 0 means none
 	v.mu.Lock()
 	from := v.areas[id]
 	v.mu.Unlock()
@@ -149,8 +146,6 @@ func (v *saving) receive() error {
 		}
 	case word == fdstore.WordSave && from != nil && len(fds)%2 == 0:
 		v.restore(from, lines, fds)
-	case word == fdstore.WordPipe && from != nil && len(fds) == 2:
-		from.pipes[pipe] = [2]int(fds)
 	case word == fdstore.WordEnd:
 		v.restoredAll()
 		return nil
@@ -262,24 +257,14 @@ func (v *saving) save() {
 	}
 }
 
-// drop makes the keeper close its copies of connections that have ended.
+// drop makes the keeper close its copies of connections that have ended, and of closed pipes.
 func (v *saving) drop() error {
 	v.mu.Lock()
 	over := map[*area][]int{}
 	for _, a := range v.areas {
 		over[a], a.over = a.over, nil
 	}
-	pipes := v.pipes
-	v.pipes = nil
 	v.mu.Unlock()
-	for _, number := range pipes {
-		if err := fdpass.Send(v.to, fmt.Appendf(nil, "%s %d %d", fdstore.WordUnpipe, v.own.id, number)); err != nil {
-			return err
-		}
-		v.mu.Lock()
-		delete(v.openPipes, number)
-		v.mu.Unlock()
-	}
 	for a, numbers := range over {
 		for len(numbers) > 0 {
 			text := fmt.Appendf(nil, "%s %d", fdstore.WordDrop, a.id)
@@ -292,14 +277,25 @@ func (v *saving) drop() error {
 				return err
 			}
 			if a == v.own {
-				v.mu.Lock()
-				a.free = append(a.free, numbers[:n]...)
-				v.mu.Unlock()
+				v.release(numbers[:n])
 			}
 			numbers = numbers[n:]
 		}
 	}
 	return nil
+}
+
+// release makes slots of this process free again.
+func (v *saving) release(numbers []int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, number := range numbers {
+		if number > 0 {
+			v.own.free = append(v.own.free, number)
+		} else {
+			delete(v.openPipes, uint16(-number))
+		}
+	}
 }
 
 // saveLoop saves the connections of a loop that are old enough.
@@ -351,7 +347,7 @@ func (v *saving) savePipe(read, write int) (number uint16) {
 	defer v.mu.Unlock()
 	for number = v.lastPipe + 1; number == 0 || v.openPipes[number]; number++ {
 	}
-	if fdpass.SendNow(v.to, fmt.Appendf(nil, "%s %d %d", fdstore.WordPipe, v.own.id, number), read, write) != nil {
+	if fdpass.SendNow(v.to, fmt.Appendf(nil, "%s %d\n-%d \n", fdstore.WordSave, v.own.id, number), read, write) != nil {
 		return 0
 	}
 	v.lastPipe, v.openPipes[number] = number, true
@@ -362,7 +358,7 @@ func (v *saving) savePipe(read, write int) (number uint16) {
 func (v *saving) dropPipe(number uint16) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.pipes = append(v.pipes, number)
+	v.own.over = append(v.own.over, -int(number))
 }
 
 // batch is a packet of connections. They are saved when it is sent.
@@ -407,7 +403,8 @@ func (b *batch) send() error {
 	return err
 }
 
-// restore continues the connections that lines describe, in a's slots, with copies of their sockets.
+// restore continues the connections that lines describe, in a's slots, with copies of their sockets. Lines of pipes
+// come before those of connections.
 func (v *saving) restore(a *area, lines string, fds []int) {
 	beginErr := v.receiver.Begin()
 	if beginErr == nil {
@@ -418,10 +415,15 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 		if len(fds) < 2 {
 			break
 		}
-		client, endpoint := forward.Socket(fds[0]), forward.Socket(fds[1])
+		ends := [2]int(fds)
+		client, endpoint := forward.Socket(ends[0]), forward.Socket(ends[1])
 		fds = fds[2:]
 		number, text, _ := strings.Cut(line, " ")
 		n, err := strconv.Atoi(number)
+		if err == nil && n < 0 {
+			a.pipes[-n] = ends
+			continue
+		}
 		if err != nil || n < 1 || (n+1)*forward.SavedSize > len(a.memory) {
 			forward.Reset(client, endpoint)
 			continue

@@ -21,20 +21,20 @@ import (
 // Package fdstore has the protocol.
 
 // area has the connections that a process has saved, one per slot of a memory region that it shares with the keeper.
+// Negative slots are pipes, which may hold bytes of those connections.
 type area struct {
 	ID     uint64
 	Memory int // descriptor of that region
 	Saved  map[int]*saved
-	Pipes  map[int][2]int // may hold bytes of those connections
-	// Inherited is set after the process has exited, and Announced when the next process knows the area. RestPipes are
-	// the pipes that the keeper has not yet sent to the next process, and Rest the slots that this process has not yet
-	// acknowledged. The first Sent slots in Rest are on their way: the next request acknowledges them.
+	// Inherited is set after the process has exited, and Announced when the next process knows the area. Rest are the
+	// slots that this process has not yet acknowledged, pipes first. The first Sent of them are on their way: the next
+	// request acknowledges them.
 	Inherited, Announced bool
-	RestPipes, Rest      []int
+	Rest                 []int
 	Sent                 int
 }
 
-// saved is a connection.
+// saved is a connection or a pipe.
 type saved struct {
 	Text string // begins with the slot
 	FDs  [2]int
@@ -114,22 +114,10 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	at := slices.IndexFunc(c.Areas, func(a *area) bool { return a.ID == id })
 	switch {
 	case words[0] == fdstore.WordArea && at < 0 && len(fds) == 1:
-		c.Areas = append(c.Areas, &area{ID: id, Memory: fds[0], Saved: map[int]*saved{}, Pipes: map[int][2]int{}})
+		c.Areas = append(c.Areas, &area{ID: id, Memory: fds[0], Saved: map[int]*saved{}})
 		return true
 	case words[0] == fdstore.WordSave && at >= 0:
 		return k.save(c.Areas[at], lines, fds)
-	case words[0] == fdstore.WordPipe && at >= 0 && len(words) == 3 && len(fds) == 2 && !k.full(2, 0):
-		number, err := strconv.Atoi(words[2])
-		if err == nil {
-			k.unpipe(c.Areas[at], number) // normally, no pipe has this number
-			c.Areas[at].Pipes[number] = [2]int(fds)
-			k.connections++ // a pipe takes as many descriptors as a connection
-		}
-		return err == nil
-	case words[0] == fdstore.WordUnpipe && at >= 0 && len(words) == 3:
-		if number, err := strconv.Atoi(words[2]); err == nil {
-			k.unpipe(c.Areas[at], number)
-		}
 	case words[0] == fdstore.WordDrop && at >= 0:
 		a := c.Areas[at]
 		for _, word := range words[2:] {
@@ -144,33 +132,27 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	return false
 }
 
-// unpipe closes the keeper's copies of a pipe.
-func (k *keeper) unpipe(a *area, number int) {
-	if ends, has := a.Pipes[number]; has {
-		fdpass.Close(ends[:])
-		delete(a.Pipes, number)
-		k.connections--
-	}
-}
-
 // closeUnused closes an inherited area if it has no connections, and reports whether it did.
 func (k *keeper) closeUnused(a *area) bool {
-	unused := a.Inherited && len(a.Saved) == 0
+	unused := a.Inherited && a.isUnused()
 	if unused {
-		k.close(a)
+		k.abandon([]*area{a})
 	}
 	return unused
 }
 
-// close closes an area without connections.
-func (k *keeper) close(a *area) {
-	for number := range a.Pipes {
-		k.unpipe(a, number)
+// isUnused reports whether the area has no connections.
+func (a *area) isUnused() bool {
+	for slot := range a.Saved {
+		if slot > 0 {
+			return false
+		}
 	}
-	unix.Close(a.Memory)
+	return true
 }
 
-// save keeps connections: one line and one pair of descriptors each. It reports whether it owns the descriptors now.
+// save keeps connections and pipes: one line and one pair of descriptors each. It reports whether it owns the
+// descriptors now.
 func (k *keeper) save(a *area, lines string, fds []int) bool {
 	all := slices.Collect(strings.Lines(lines))
 	if 2*len(all) != len(fds) || k.full(len(fds), 0) {
@@ -190,8 +172,8 @@ func (k *keeper) save(a *area, lines string, fds []int) bool {
 	return true
 }
 
-// discard closes the keeper's copies of a connection's sockets. The connection stays open if another process has its
-// sockets.
+// discard closes the keeper's copies of a connection's sockets, or of a pipe. The connection stays open if another
+// process has its sockets.
 func (k *keeper) discard(a *area, slot int) {
 	if s := a.Saved[slot]; s != nil {
 		fdpass.Close(s.FDs[:])
@@ -211,13 +193,6 @@ func (k *keeper) answer(c *child) {
 		if a.Inherited && !a.Announced {
 			a.Announced = true
 			text, fds = fmt.Sprintf("%s %d", fdstore.WordArea, a.ID), []int{a.Memory}
-			break
-		}
-		if len(a.RestPipes) > 0 {
-			number := a.RestPipes[0]
-			a.RestPipes = a.RestPipes[1:]
-			ends := a.Pipes[number]
-			text, fds = fmt.Sprintf("%s %d %d", fdstore.WordPipe, a.ID, number), ends[:]
 			break
 		}
 		var lines strings.Builder
@@ -269,13 +244,11 @@ func (k *keeper) resetRest(c *child) {
 // bequeath transfers the areas of a child that has exited to another child.
 func (k *keeper) bequeath(areas []*area, to *child) {
 	for _, a := range areas {
-		if len(a.Saved) == 0 {
-			k.close(a)
-			continue
-		}
 		a.Inherited, a.Announced = true, false
-		a.Rest, a.Sent, a.RestPipes = slices.Sorted(maps.Keys(a.Saved)), 0, slices.Sorted(maps.Keys(a.Pipes))
-		to.Areas = append(to.Areas, a)
+		a.Rest, a.Sent = slices.Sorted(maps.Keys(a.Saved)), 0
+		if !k.closeUnused(a) {
+			to.Areas = append(to.Areas, a)
+		}
 	}
 }
 
@@ -283,14 +256,14 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {
 		k.reset(a, slices.Collect(maps.Keys(a.Saved)))
-		k.close(a)
+		unix.Close(a.Memory)
 	}
 }
 
-// reset resets saved connections. An ordinary close would look like the end of the data.
+// reset resets saved connections, and closes pipes. An ordinary close would look like the end of the data.
 func (k *keeper) reset(a *area, slots []int) {
 	for _, slot := range slots {
-		if s := a.Saved[slot]; s != nil && !a.isOver(slot) {
+		if s := a.Saved[slot]; s != nil && slot > 0 && !a.isOver(slot) {
 			for _, fd := range s.FDs {
 				_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails only if the connection has ended
 			}

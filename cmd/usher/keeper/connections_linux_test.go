@@ -118,12 +118,11 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		for number := range 2 {
 			var pipe [2]int
 			Expect(unix.Pipe2(pipe[:], unix.O_CLOEXEC)).To(Succeed())
-			say(fmt.Sprintf("pipe 7 %d", 5+number), pipe[:]...)
+			say(fmt.Sprintf("save 7\n-%d \n", 5+number), pipe[:]...)
 			unix.Close(pipe[0])
 			unix.Close(pipe[1])
 		}
-		say("unpipe 7 5")
-		say("drop 7 2")
+		say("drop 7 -5 2")
 		Expect(k.connections).To(Equal(2 + 1))
 		Expect(ended(peers[2])).To(Equal("end"), "the keeper had the last copy")
 		Expect(ended(peers[0])).To(Equal("open"))
@@ -137,9 +136,7 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		text, fds := hear(theirs)
 		Expect([]any{text, fds}).To(Equal([]any{"area 7", 1}))
 		text, fds = hear(theirs)
-		Expect([]any{text, fds}).To(Equal([]any{"pipe 7 6", 2}))
-		text, fds = hear(theirs)
-		Expect([]any{text, fds}).To(Equal([]any{"save 7\n1 {connection 1}\n3 {connection 3}\n", 4}))
+		Expect([]any{text, fds}).To(Equal([]any{"save 7\n-6 \n1 {connection 1}\n3 {connection 3}\n", 6}))
 		Expect(hear(theirs)).To(Equal("end"))
 		say("drop 7 1 3")
 		Expect(k.connections).To(BeZero())
@@ -199,7 +196,7 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 // FuzzConnections: for any messages of a process, the keeper does not fail, and counts all its open descriptors.
 func FuzzConnections(f *testing.F) {
 	f.Add("area 7\x00save 7\n1 {}\n\x00drop 7 1\x00next")
-	f.Add("area 7\x00save 7\n1 {}\n\x00pipe 7 1\x00pipe 7 1\x00unpipe 7 1\x00next\x00drop 7 1")
+	f.Add("area 7\x00save 7\n1 {}\n\x00save 7\n-1 \n\x00save 7\n-1 \n\x00drop 7 -1\x00next\x00drop 7 1")
 	f.Add("save 7\n1 {}\n\x00area 7\x00area 7\x00save 7\n1 {}\n2 {}\n\x00save 7\n1 {}\n\x00save 7\nx {}\n\x00drop 7\x00drop x y\x00next\x00next 1")
 	f.Fuzz(func(t *testing.T, text string) {
 		k, c, theirs := newKeeper()
