@@ -18,27 +18,22 @@ import (
 
 // child is an usher process that the keeper has started.
 type child struct {
-	PID int
-	// Ready reports that it serves. Since is the time when it began to serve.
-	Ready bool
-	Since time.Time
-	// Stopping reports that it ends as requested, or has handed over.
-	Stopping bool
-	// Held are its messages during an upgrade, until it is decided whether this process or the other one continues.
-	Held []*message
-	// Channel is the keeper's end of the socket on which the child saves connections, 0 without one. Areas hold the
-	// saved connections: the child's own, and those inherited from children that have exited.
-	Channel int
-	Areas   []*area
+	pid      int
+	ready    bool       // it serves
+	since    time.Time  // when it began to serve
+	stopping bool       // it ends as requested, or has handed over
+	held     []*message // received during an upgrade; wait until it is decided which process continues
+	program  *os.File   // set if an upgrade has started the child
 
-	over    <-chan struct{} // closed when no goroutine uses the Channel
-	program *os.File        // set if an upgrade has started the child
+	channel int             // the keeper's end of the socket on which the child saves connections, 0 without one
+	over    <-chan struct{} // closed when no goroutine uses channel
+	areas   []*area         // saved connections: the child's, and those inherited from children that have exited
 }
 
 // stops reports whether the child has announced that it ends as requested or has handed over. It considers the held
 // messages only.
 func (c *child) stops() bool {
-	return slices.ContainsFunc(c.Held, func(m *message) bool { return m.says("STOPPING") })
+	return slices.ContainsFunc(c.held, func(m *message) bool { return m.says("STOPPING") })
 }
 
 // heartbeat is the watchdog interval for usher's reports to the keeper, unless the service manager sets one. From a
@@ -55,13 +50,13 @@ func (k *keeper) start() {
 	names, fds := k.all()
 	c, err := k.spawn(k.program, k.Arguments, names, fds)
 	if err == nil {
-		k.Current = c
-		k.bequeath(k.Orphans, c)
-		k.Orphans = nil
+		k.current = c
+		k.assign(k.orphans, c)
+		k.orphans = nil
 		return
 	}
 	k.Log.WithError(err).Error("Failed to start usher")
-	k.Failures = max(k.Failures, 1) + 1
+	k.failures = max(k.failures, 1) + 1
 	k.begin(k.restartDelay())
 }
 
@@ -88,10 +83,10 @@ func (k *keeper) spawn(program *os.File, arguments, names []string, fds []int) (
 		}
 		return nil, err
 	}
-	if k.Score != "" {
-		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(k.Score), 0) // it may have ended
+	if k.score != "" {
+		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(k.score), 0) // it may have ended
 	}
-	c := &child{PID: pid, Channel: ours}
+	c := &child{pid: pid, channel: ours}
 	k.listenTo(c)
 	return c, nil
 }
@@ -111,7 +106,7 @@ func (k *keeper) environment(names []string) []string {
 		"LISTEN_FDS="+strconv.Itoa(len(names)),
 		"LISTEN_FDNAMES="+strings.Join(names, ":"),
 		"WATCHDOG_USEC="+strconv.FormatInt(watchdog.Microseconds(), 10),
-		fmt.Sprintf("%s=restarts=%d at=%d last=%s", fdstore.KeeperVariable, k.Restarts, k.Crashed.Unix(), k.Last))
+		fmt.Sprintf("%s=restarts=%d at=%d last=%s", fdstore.KeeperVariable, k.restarts, k.crashed.Unix(), k.last))
 }
 
 // find returns the path of the program that was started as name, without resolving symbolic links, so that an upgrade
@@ -163,7 +158,7 @@ func (k *keeper) protect() {
 	if err != nil || os.WriteFile(file, []byte(never), 0) != nil {
 		return
 	}
-	if k.Score = strings.TrimSpace(string(was)); k.Score == never {
-		k.Score = rarely
+	if k.score = strings.TrimSpace(string(was)); k.score == never {
+		k.score = rarely
 	}
 }

@@ -23,21 +23,21 @@ import (
 // area has the connections that a process has saved, one per slot of a memory region that it shares with the keeper.
 // Negative slots are pipes, which may hold bytes of those connections.
 type area struct {
-	ID     uint64
-	Memory int // descriptor of that region
-	Saved  map[int]*saved
-	// Inherited is set after the process has exited, and Announced when the next process knows the area. Rest are the
-	// slots that this process has not yet acknowledged, pipes first. The first Sent of them are on their way: the next
+	id     uint64
+	memory int // descriptor of that region
+	saved  map[int]*saved
+	// inherited is set after the process has exited, and announced when the next process knows the area. rest are the
+	// slots that this process has not yet acknowledged, pipes first. The first sent of them are on their way: the next
 	// request acknowledges them.
-	Inherited, Announced bool
-	Rest                 []int
-	Sent                 int
+	inherited, announced bool
+	rest                 []int
+	sent                 int
 }
 
 // saved is a connection or a pipe.
 type saved struct {
-	Text string // begins with the slot
-	FDs  [2]int
+	text string // begins with the slot
+	fds  [2]int
 }
 
 // channel returns the two ends of the socket over which a child saves its connections.
@@ -48,18 +48,18 @@ func channel() (ours, theirs int, err error) {
 
 // listenTo makes the loop call hearAll when the child has sent a packet.
 func (k *keeper) listenTo(c *child) {
-	if c.Channel == 0 {
+	if c.channel == 0 {
 		return
 	}
-	c.over = watch(c.Channel, k.sent, func() bool { return k.hearAll(c) })
+	c.over = watch(c.channel, k.sent, func() bool { return k.hearAll(c) })
 }
 
 // hangUp handles the last packets of a child that has exited, and closes the socket.
 func (k *keeper) hangUp(c *child) {
-	if c.Channel == 0 {
+	if c.channel == 0 {
 		return
 	}
-	_ = unix.Shutdown(c.Channel, unix.SHUT_RD) // packets in the queue can still be read
+	_ = unix.Shutdown(c.channel, unix.SHUT_RD) // packets in the queue can still be read
 	for over := false; !over; {
 		select {
 		case hear := <-k.sent:
@@ -68,15 +68,15 @@ func (k *keeper) hangUp(c *child) {
 			over = true
 		}
 	}
-	unix.Close(c.Channel)
-	c.Channel = 0
+	unix.Close(c.channel)
+	c.channel = 0
 }
 
 // hearAll handles all packets that a child has sent on its socket. It reports whether the child's end is open.
 func (k *keeper) hearAll(c *child) (open bool) {
 	text := make([]byte, fdstore.MaxPacket)
 	for {
-		n, fds, err := fdpass.ReceiveOn(c.Channel, text, 2*fdstore.SavedAtOnce)
+		n, fds, err := fdpass.ReceiveOn(c.channel, text, 2*fdstore.SavedAtOnce)
 		if errors.Is(err, unix.EAGAIN) {
 			return true
 		}
@@ -111,22 +111,22 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	if err != nil {
 		return false
 	}
-	at := slices.IndexFunc(c.Areas, func(a *area) bool { return a.ID == id })
+	at := slices.IndexFunc(c.areas, func(a *area) bool { return a.id == id })
 	switch {
 	case words[0] == fdstore.WordArea && at < 0 && len(fds) == 1:
-		c.Areas = append(c.Areas, &area{ID: id, Memory: fds[0], Saved: map[int]*saved{}})
+		c.areas = append(c.areas, &area{id: id, memory: fds[0], saved: map[int]*saved{}})
 		return true
 	case words[0] == fdstore.WordSave && at >= 0:
-		return k.save(c.Areas[at], lines, fds)
+		return k.save(c.areas[at], lines, fds)
 	case words[0] == fdstore.WordDrop && at >= 0:
-		a := c.Areas[at]
+		a := c.areas[at]
 		for _, word := range words[2:] {
 			if slot, err := strconv.Atoi(word); err == nil {
 				k.discard(a, slot)
 			}
 		}
 		if k.closeUnused(a) {
-			c.Areas = slices.Delete(c.Areas, at, at+1)
+			c.areas = slices.Delete(c.areas, at, at+1)
 		}
 	}
 	return false
@@ -134,7 +134,7 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 
 // closeUnused closes an inherited area if it has no connections, and reports whether it did.
 func (k *keeper) closeUnused(a *area) bool {
-	unused := a.Inherited && a.isUnused()
+	unused := a.inherited && a.isUnused()
 	if unused {
 		k.abandon([]*area{a})
 	}
@@ -143,7 +143,7 @@ func (k *keeper) closeUnused(a *area) bool {
 
 // isUnused reports whether the area has no connections.
 func (a *area) isUnused() bool {
-	for slot := range a.Saved {
+	for slot := range a.saved {
 		if slot > 0 {
 			return false
 		}
@@ -166,7 +166,7 @@ func (k *keeper) save(a *area, lines string, fds []int) bool {
 			continue
 		}
 		k.discard(a, slot) // normally, the slot is free
-		a.Saved[slot] = &saved{line, [2]int(fds[2*i:])}
+		a.saved[slot] = &saved{line, [2]int(fds[2*i:])}
 		k.connections++
 	}
 	return true
@@ -175,9 +175,9 @@ func (k *keeper) save(a *area, lines string, fds []int) bool {
 // discard closes the keeper's copies of a connection's sockets, or of a pipe. The connection stays open if another
 // process has its sockets.
 func (k *keeper) discard(a *area, slot int) {
-	if s := a.Saved[slot]; s != nil {
-		fdpass.Close(s.FDs[:])
-		delete(a.Saved, slot)
+	if s := a.saved[slot]; s != nil {
+		fdpass.Close(s.fds[:])
+		delete(a.saved, slot)
 		k.connections--
 	}
 }
@@ -185,31 +185,31 @@ func (k *keeper) discard(a *area, slot int) {
 // answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
 	text, fds := fdstore.WordEnd, []int(nil)
-	for _, a := range c.Areas {
-		a.Rest, a.Sent = a.Rest[a.Sent:], 0
+	for _, a := range c.areas {
+		a.rest, a.sent = a.rest[a.sent:], 0
 	}
 	// The latest area comes first. It holds the last assigned connection ID; the next process continues after that.
-	for _, a := range slices.Backward(c.Areas) {
-		if a.Inherited && !a.Announced {
-			a.Announced = true
-			text, fds = fmt.Sprintf("%s %d", fdstore.WordArea, a.ID), []int{a.Memory}
+	for _, a := range slices.Backward(c.areas) {
+		if a.inherited && !a.announced {
+			a.announced = true
+			text, fds = fmt.Sprintf("%s %d", fdstore.WordArea, a.id), []int{a.memory}
 			break
 		}
 		var lines strings.Builder
-		rest := a.Rest
+		rest := a.rest
 		for len(rest) > 0 && len(fds) < 2*fdstore.SavedAtOnce {
-			s := a.Saved[rest[0]]
-			if s != nil && lines.Len()+len(s.Text) > fdstore.MaxPacket-100 {
+			s := a.saved[rest[0]]
+			if s != nil && lines.Len()+len(s.text) > fdstore.MaxPacket-100 {
 				break
 			}
 			if rest = rest[1:]; s != nil {
-				lines.WriteString(s.Text)
-				fds = append(fds, s.FDs[:]...)
+				lines.WriteString(s.text)
+				fds = append(fds, s.fds[:]...)
 			}
 		}
 		if lines.Len() > 0 {
-			text = fmt.Sprintf("%s %d\n%s", fdstore.WordSave, a.ID, lines.String())
-			a.Sent = len(a.Rest) - len(rest)
+			text = fmt.Sprintf("%s %d\n%s", fdstore.WordSave, a.id, lines.String())
+			a.sent = len(a.rest) - len(rest)
 			break
 		}
 	}
@@ -223,7 +223,7 @@ func (k *keeper) answer(c *child) {
 //
 // Each packet except [fdstore.WordMore] answers a request of the child, so the child's queue does not fill up.
 func (k *keeper) say(c *child, text string, fds ...int) bool {
-	err := fdpass.SendOn(c.Channel, []byte(text), fds...)
+	err := fdpass.SendOn(c.channel, []byte(text), fds...)
 	if err == nil || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return true
 	}
@@ -234,20 +234,20 @@ func (k *keeper) say(c *child, text string, fds ...int) bool {
 
 // resetRest resets the connections of crashed processes that a child has not acknowledged.
 func (k *keeper) resetRest(c *child) {
-	c.Areas = slices.DeleteFunc(c.Areas, func(a *area) bool {
-		k.reset(a, a.Rest)
-		a.Rest, a.Sent = nil, 0
+	c.areas = slices.DeleteFunc(c.areas, func(a *area) bool {
+		k.reset(a, a.rest)
+		a.rest, a.sent = nil, 0
 		return k.closeUnused(a)
 	})
 }
 
-// bequeath transfers the areas of a child that has exited to another child.
-func (k *keeper) bequeath(areas []*area, to *child) {
+// assign transfers the areas of a child that has exited to another child.
+func (k *keeper) assign(areas []*area, to *child) {
 	for _, a := range areas {
-		a.Inherited, a.Announced = true, false
-		a.Rest, a.Sent = slices.Sorted(maps.Keys(a.Saved)), 0
+		a.inherited, a.announced = true, false
+		a.rest, a.sent = slices.Sorted(maps.Keys(a.saved)), 0
 		if !k.closeUnused(a) {
-			to.Areas = append(to.Areas, a)
+			to.areas = append(to.areas, a)
 		}
 	}
 }
@@ -255,16 +255,16 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 // abandon resets saved connections that no process will continue.
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {
-		k.reset(a, slices.Collect(maps.Keys(a.Saved)))
-		unix.Close(a.Memory)
+		k.reset(a, slices.Collect(maps.Keys(a.saved)))
+		unix.Close(a.memory)
 	}
 }
 
 // reset resets saved connections, and closes pipes. An ordinary close would look like the end of the data.
 func (k *keeper) reset(a *area, slots []int) {
 	for _, slot := range slots {
-		if s := a.Saved[slot]; s != nil && slot > 0 && !a.isOver(slot) {
-			for _, fd := range s.FDs {
+		if s := a.saved[slot]; s != nil && slot > 0 && !a.isOver(slot) {
+			for _, fd := range s.fds {
 				_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails only if the connection has ended
 			}
 		}
@@ -275,19 +275,19 @@ func (k *keeper) reset(a *area, slots []int) {
 // isOver reports whether a connection had ended when the process crashed.
 func (a *area) isOver(slot int) bool {
 	notes := make([]byte, 4)
-	_, err := unix.Pread(a.Memory, notes, int64(slot)*forward.SavedSize)
+	_, err := unix.Pread(a.memory, notes, int64(slot)*forward.SavedSize)
 	return err == nil && binary.NativeEndian.Uint32(notes)&forward.SavedOver != 0
 }
 
 // inherit passes the areas of an exited child to another child, or, if that is nil, to the next one that starts.
 func (k *keeper) inherit(from, to *child) {
-	areas := from.Areas
-	from.Areas = nil
+	areas := from.areas
+	from.areas = nil
 	if to == nil {
-		k.Orphans = append(k.Orphans, areas...)
+		k.orphans = append(k.orphans, areas...)
 	} else {
-		before := len(to.Areas)
-		if k.bequeath(areas, to); len(to.Areas) > before && to.Channel > 0 {
+		before := len(to.areas)
+		if k.assign(areas, to); len(to.areas) > before && to.channel > 0 {
 			k.say(to, fdstore.WordMore)
 		}
 	}
@@ -295,5 +295,5 @@ func (k *keeper) inherit(from, to *child) {
 
 // children returns the processes that the keeper has started and that have not exited.
 func (k *keeper) children() []*child {
-	return slices.DeleteFunc(append(slices.Clone(k.Draining), k.Current, k.Next), func(c *child) bool { return c == nil })
+	return slices.DeleteFunc(append(slices.Clone(k.draining), k.current, k.next), func(c *child) bool { return c == nil })
 }

@@ -17,13 +17,13 @@ import (
 // newKeeper returns a keeper with one child that has a socket for connections, and the child's end of the socket.
 func newKeeper() (k *keeper, c *child, theirs int) {
 	logger, _ := test.NewNullLogger()
-	k = &keeper{Options: Options{Log: logger}, sent: make(chan func()), Kept: map[string][]int{}}
+	k = &keeper{Options: Options{Log: logger}, sent: make(chan func()), kept: map[string][]int{}}
 	ours, theirs, err := channel()
 	if err != nil {
 		panic(err)
 	}
-	c = &child{PID: 1 << 30, Channel: ours}
-	k.Current = c
+	c = &child{pid: 1 << 30, channel: ours}
+	k.current = c
 	return k, c, theirs
 }
 
@@ -36,7 +36,7 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 	)
 	BeforeEach(func() {
 		k, c, theirs = newKeeper()
-		DeferCleanup(func() { unix.Close(c.Channel) })
+		DeferCleanup(func() { unix.Close(c.channel) })
 		var err error
 		memory, err = unix.MemfdCreate("area", unix.MFD_CLOEXEC)
 		Expect(err).NotTo(HaveOccurred())
@@ -128,10 +128,10 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		Expect(ended(peers[0])).To(Equal("open"))
 		Expect(hear(theirs)).To(Equal("end"), "a process does not get its own connections")
 
-		next := &child{PID: 1 << 30}
+		next := &child{pid: 1 << 30}
 		k.inherit(c, nil)
-		k.bequeath(k.Orphans, next)
-		next.Channel, c.Channel = c.Channel, 0
+		k.assign(k.orphans, next)
+		next.channel, c.channel = c.channel, 0
 		c = next
 		text, fds := hear(theirs)
 		Expect([]any{text, fds}).To(Equal([]any{"area 7", 1}))
@@ -140,7 +140,7 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		Expect(hear(theirs)).To(Equal("end"))
 		say("drop 7 1 3")
 		Expect(k.connections).To(BeZero())
-		Expect(c.Areas).To(BeEmpty())
+		Expect(c.areas).To(BeEmpty())
 		Expect(ended(peers[0])).To(Equal("end"))
 	})
 
@@ -149,7 +149,7 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		peers := saves(1, 2)
 		_, err := unix.Pwrite(memory, []byte{forward.SavedOver, 0, 0, 0}, 2*forward.SavedSize)
 		Expect(err).NotTo(HaveOccurred())
-		k.abandon(c.Areas)
+		k.abandon(c.areas)
 		for _, peer := range peers[:2] {
 			Eventually(ended).WithArguments(peer).Should(Equal("reset"))
 		}
@@ -162,19 +162,19 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 	DescribeTable("are reset if the process that replaces a crashed one does not receive them", func(fail func()) {
 		say("area 7", memory)
 		peers := saves(1, 2)
-		areas := c.Areas
-		c.Areas = nil
-		k.bequeath(areas, c)
+		areas := c.areas
+		c.areas = nil
+		k.assign(areas, c)
 		fail()
 		for _, peer := range peers {
 			Eventually(ended).WithArguments(peer).Should(Equal("reset"))
 		}
 		Expect(k.connections).To(BeZero())
-		Expect(c.Areas).To(BeEmpty())
+		Expect(c.areas).To(BeEmpty())
 	},
 		Entry("because the keeper cannot send them", func() {
-			Expect(unix.SetsockoptInt(c.Channel, unix.SOL_SOCKET, unix.SO_SNDBUF, 1)).To(Succeed())
-			c.Areas[0].Saved[2].Text += strings.Repeat("x", 10000)
+			Expect(unix.SetsockoptInt(c.channel, unix.SOL_SOCKET, unix.SO_SNDBUF, 1)).To(Succeed())
+			c.areas[0].saved[2].text += strings.Repeat("x", 10000)
 			text, _ := hear(theirs)
 			Expect(text).To(Equal("area 7"))
 			Expect(hear(theirs)).To(Equal("end"))
@@ -188,8 +188,8 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		Expect(unix.Sendmsg(theirs, []byte("area 7"), unix.UnixRights(memory), nil, 0)).To(Succeed())
 		Expect(unix.Close(theirs)).To(Succeed())
 		k.hangUp(c)
-		Expect(c.Areas).To(HaveLen(1))
-		Expect(c.Channel).To(BeZero())
+		Expect(c.areas).To(HaveLen(1))
+		Expect(c.channel).To(BeZero())
 	})
 })
 
@@ -201,7 +201,7 @@ func FuzzConnections(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		k, c, theirs := newKeeper()
 		defer unix.Close(theirs)
-		defer unix.Close(c.Channel)
+		defer unix.Close(c.channel)
 		var all []int
 		for i, packet := range strings.Split(text, "\x00") {
 			var fds []int
@@ -222,12 +222,12 @@ func FuzzConnections(f *testing.F) {
 				}
 			}
 			if i%5 == 4 {
-				areas := c.Areas
-				c.Areas = nil
-				k.bequeath(areas, c)
+				areas := c.areas
+				c.areas = nil
+				k.assign(areas, c)
 			}
 		}
-		k.abandon(c.Areas)
+		k.abandon(c.areas)
 		if k.connections != 0 {
 			t.Errorf("%d connections are left", k.connections)
 		}

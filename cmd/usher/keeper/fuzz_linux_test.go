@@ -19,13 +19,13 @@ func FuzzMessages(f *testing.F) {
 		var logger *logrus.Logger
 		logger, _ = test.NewNullLogger()
 		// No processes have these IDs, so the keeper sends no signal to a real process.
-		current, next := &child{PID: 1 << 30, Since: time.Now()}, &child{PID: 1<<30 + 1, Since: time.Now()}
-		k := &keeper{Options: Options{Log: logger}, taken: make(chan struct{}, 1), Kept: map[string][]int{}, Current: current, Next: next}
+		current, next := &child{pid: 1 << 30, since: time.Now()}, &child{pid: 1<<30 + 1, since: time.Now()}
+		k := &keeper{Options: Options{Log: logger}, taken: make(chan struct{}, 1), kept: map[string][]int{}, current: current, next: next}
 		var all []int
 		for i, said := range strings.Split(text, "\x00") {
-			c := k.Current
-			if i%2 > 0 && k.Next != nil {
-				c = k.Next
+			c := k.current
+			if i%2 > 0 && k.next != nil {
+				c = k.next
 			}
 			fd, err := unix.MemfdCreate("kept", unix.MFD_CLOEXEC)
 			if err == unix.EMFILE {
@@ -35,13 +35,13 @@ func FuzzMessages(f *testing.F) {
 				t.Fatal(err)
 			}
 			all = append(all, fd)
-			k.hear(c, &message{Text: said, FDs: []int{fd}})
+			k.hear(c, &message{text: said, fds: []int{fd}})
 		}
-		if k.Next != nil {
+		if k.next != nil {
 			k.upgradeFailed("exit code 1")
 		}
 		count, length := 0, 0
-		for name, fds := range k.Kept {
+		for name, fds := range k.kept {
 			count, length = count+len(fds), length+len(fds)*(len(name)+1)
 		}
 		if count != k.count || length != k.length {

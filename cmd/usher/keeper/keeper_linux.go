@@ -49,36 +49,29 @@ type keeper struct {
 	count, length int
 	overfull      bool // it has been logged that not all sockets can be kept
 
-	// path is where an upgrade finds usher's program. program is the program of the last usher process that took over:
-	// path may have a newer one.
-	path    string
-	program *os.File
-	// Socket is the descriptor of the socket for usher's messages.
-	Socket int
-	// Kept are descriptors by name, oldest first for each name.
-	Kept map[string][]int
-	// Current is the serving or starting usher process, or nil. Next is the process that is taking over from Current.
-	// Once it has, Next becomes Current, and the former Current moves to Draining until its connections have ended.
-	Current, Next *child
-	Draining      []*child
-	// Orphans are the areas (saved connections) of a process that crashed, until the next one starts.
-	Orphans []*area
-	// Served reports that an usher process has been ready.
-	Served bool
-	// Failures is the number of successive early failures, and Restarts the number of
-	// restarts. Last is the reason for the last one, and Crashed the time of the crash.
-	Failures, Restarts int
-	Last               string
-	Crashed            time.Time
-	// Score is usher's oom_score_adj; "" if the keeper's was not changed.
-	Score string
+	path    string   // where an upgrade finds usher's program
+	program *os.File // of the last usher process that took over; path may have a newer one
+	score   string   // usher's oom_score_adj; "" if the keeper's was not changed
+
+	socket int              // descriptor of the socket for usher's messages
+	kept   map[string][]int // descriptors by name, oldest first for each name
+	// current is the serving or starting usher process, or nil. next is the process that is taking over from current.
+	// Once it has, next becomes current, and the former current moves to draining until its connections have ended.
+	current, next *child
+	draining      []*child
+	orphans       []*area // saved connections of a process that crashed, until the next one starts
+
+	served             bool      // an usher process has been ready
+	failures, restarts int       // successive early failures, and all restarts
+	last               string    // reason for the last restart
+	crashed            time.Time // time of the last crash
 }
 
 // Run starts usher and restarts it when it exits unexpectedly. It returns the exit code of
 // the last usher process, or 0 if none ran when the keeper stopped. The code is 1 if
 // RemoveLeft failed.
 func Run(o Options) (code int, err error) {
-	k := &keeper{Options: o, taken: make(chan struct{}, 1), sent: make(chan func()), Kept: map[string][]int{}}
+	k := &keeper{Options: o, taken: make(chan struct{}, 1), sent: make(chan func()), kept: map[string][]int{}}
 	if k.program, err = os.OpenFile("/proc/self/exe", unix.O_PATH, 0); err != nil {
 		return 0, err
 	}
@@ -108,8 +101,8 @@ func (k *keeper) run() (code int) {
 	signal.Notify(hangups, unix.SIGHUP)
 	signal.Notify(children, unix.SIGCHLD)
 	messages := make(chan func())
-	watch(k.Socket, messages, func() bool { k.receive(); return true })
-	defer func() { k.abandon(k.Orphans) }()
+	watch(k.socket, messages, func() bool { k.receive(); return true })
+	defer func() { k.abandon(k.orphans) }()
 	beat := k.manager.beat()
 	k.start()
 	debug.FreeOSMemory()
@@ -144,7 +137,7 @@ func (k *keeper) run() (code int) {
 				return code
 			}
 		}
-		if k.again && k.Next == nil {
+		if k.again && k.next == nil {
 			k.again = false
 			k.upgrade()
 		}
@@ -174,23 +167,23 @@ func watch(fd int, calls chan<- func(), hear func() (open bool)) (over <-chan st
 func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
 	if k.stopRequested {
-		for _, c := range k.Draining {
-			_ = unix.Kill(c.PID, s) // it is not reaped, so no other process has this PID
+		for _, c := range k.draining {
+			_ = unix.Kill(c.pid, s) // it is not reaped, so no other process has this PID
 		}
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.stopRequested = true
-		left := (k.Current == nil || !k.Current.Ready) && len(k.Kept[fdstore.LockName]) > 0 // perhaps the rules of a crashed process
+		left := (k.current == nil || !k.current.ready) && len(k.kept[fdstore.LockName]) > 0 // perhaps the rules of a crashed process
 		k.removing = k.removing || k.RemoveRules || s == unix.SIGINT && left
 		k.pause.end()
 		k.drop() // otherwise clients would wait once usher has exited
 	}
-	for _, c := range []*child{k.Current, k.Next} {
+	for _, c := range []*child{k.current, k.next} {
 		if c != nil {
-			_ = unix.Kill(c.PID, s) // as above
+			_ = unix.Kill(c.pid, s) // as above
 		}
 	}
-	if k.stopRequested && k.Current == nil && len(k.Draining) == 0 {
+	if k.stopRequested && k.current == nil && len(k.draining) == 0 {
 		rules := ""
 		if !k.removing && k.unclaimed == nil {
 			rules = " and its rules are kept for the next start ('usher cleanup' removes them)"
@@ -219,8 +212,8 @@ func (k *keeper) leave() (code int, over bool) {
 // letGo closes the kept sockets and resets the orphaned connections: another instance serves.
 func (k *keeper) letGo() {
 	k.drop()
-	k.abandon(k.Orphans)
-	k.Orphans = nil
+	k.abandon(k.orphans)
+	k.orphans = nil
 }
 
 // reap handles children that have exited: the keeper's own, and those that it has inherited
@@ -237,19 +230,19 @@ func (k *keeper) reap() (code int, over bool) {
 		}
 		k.receive() // its last messages
 		for _, c := range k.children() {
-			if c.PID == pid {
+			if c.pid == pid {
 				k.hangUp(c)
 			}
 		}
-		switch former := slices.IndexFunc(k.Draining, func(c *child) bool { return c.PID == pid }); {
+		switch former := slices.IndexFunc(k.draining, func(c *child) bool { return c.pid == pid }); {
 		case former >= 0:
-			k.inherit(k.Draining[former], k.Current)
-			k.Draining = slices.Delete(k.Draining, former, former+1)
-			code, over = k.code, k.stopRequested && k.Current == nil && k.Next == nil && len(k.Draining) == 0
-		case k.Next != nil && pid == k.Next.PID:
+			k.inherit(k.draining[former], k.current)
+			k.draining = slices.Delete(k.draining, former, former+1)
+			code, over = k.code, k.stopRequested && k.current == nil && k.next == nil && len(k.draining) == 0
+		case k.next != nil && pid == k.next.pid:
 			code, over = k.nextEnded(status)
-		case k.Current == nil || pid != k.Current.PID:
-		case k.Next != nil:
+		case k.current == nil || pid != k.current.pid:
+		case k.next != nil:
 			k.currentEnded(status)
 		default:
 			code, over = k.ended(status)
@@ -262,41 +255,41 @@ func (k *keeper) reap() (code int, over bool) {
 
 // ended handles the exit of the current usher process when no next one is starting.
 func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
-	c, why := k.Current, describe(status)
-	k.Current = nil
-	k.Orphans = append(k.Orphans, c.Areas...)
+	c, why := k.current, describe(status)
+	k.current = nil
+	k.orphans = append(k.orphans, c.areas...)
 	code = status.ExitStatus()
 	if status.Signaled() {
 		code = 128 + int(status.Signal())
 	}
 	log := k.Log.WithField("reason", why)
 	switch {
-	case c.Stopping && !k.stopRequested && code != 0 && fdstore.InPod(): // it had handed over, or received a signal directly; see leave
+	case c.stopping && !k.stopRequested && code != 0 && fdstore.InPod(): // it had handed over, or received a signal directly; see leave
 		log.Warn("usher exited after it had stopped serving; waiting for the instance that took over to end")
 		k.letGo()
 		k.unclaimed = handover.Unclaimed()
 		return 0, false
-	case k.stopRequested, c.Stopping, code == 0:
+	case k.stopRequested, c.stopping, code == 0:
 		return k.end(code)
 	case code == ExitLocked:
 		log.Error("Another usher instance manages the portals; keeper exiting")
 		k.letGo()
 		return k.end(code)
-	case !k.Served: // a restart would fail in the same way
+	case !k.served: // a restart would fail in the same way
 		log.Error("usher exited before serving; keeper exiting")
 		return code, true
 	}
-	if k.Failures++; c.Ready && time.Since(c.Since) >= shortLife {
-		k.Failures = 0
+	if k.failures++; c.ready && time.Since(c.since) >= shortLife {
+		k.failures = 0
 	}
-	if k.Failures > 1 { // a saved connection may cause the crashes
-		k.abandon(k.Orphans)
-		k.Orphans = nil
+	if k.failures > 1 { // a saved connection may cause the crashes
+		k.abandon(k.orphans)
+		k.orphans = nil
 	}
-	k.Restarts++
-	k.Last, k.Crashed = why, time.Now()
+	k.restarts++
+	k.last, k.crashed = why, time.Now()
 	wait := k.restartDelay()
-	log.WithFields(logrus.Fields{"restarts": k.Restarts, "pause": wait.String()}).Error("usher exited unexpectedly; restarting it")
+	log.WithFields(logrus.Fields{"restarts": k.restarts, "pause": wait.String()}).Error("usher exited unexpectedly; restarting it")
 	k.begin(wait)
 	return 0, false
 }
@@ -304,19 +297,19 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 // end makes the keeper exit with code when all processes that have handed over have exited: if the
 // keeper is process 1, its exit would reset their connections.
 func (k *keeper) end(code int) (_ int, over bool) {
-	if k.stopRequested, k.code = true, code; len(k.Draining) == 0 {
+	if k.stopRequested, k.code = true, code; len(k.draining) == 0 {
 		return code, true
 	}
-	k.Log.WithField("instances", len(k.Draining)).Info("Keeper waiting for previous usher instances to finish their connections")
+	k.Log.WithField("instances", len(k.draining)).Info("Keeper waiting for previous usher instances to finish their connections")
 	return 0, false
 }
 
 // restartDelay returns the pause before usher is restarted.
 func (k *keeper) restartDelay() time.Duration {
-	if k.Failures < 2 {
+	if k.failures < 2 {
 		return 0
 	}
-	return min(firstPause<<min(k.Failures-2, 16), longestPause)
+	return min(firstPause<<min(k.failures-2, 16), longestPause)
 }
 
 // describe returns the reason why a process ended.

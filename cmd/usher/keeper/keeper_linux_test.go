@@ -25,13 +25,13 @@ var _ = Describe("a keeper", func() {
 	)
 	// say sends the keeper a message from this process, in the role of child c.
 	say := func(c *child, text string) {
-		c.PID = os.Getpid()
+		c.pid = os.Getpid()
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
 		Expect(err).NotTo(HaveOccurred())
 		defer unix.Close(fd)
 		Expect(unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: k.address()})).To(Succeed())
 		k.receive()
-		c.PID = 1 << 30 // so that no process gets a signal
+		c.pid = 1 << 30 // so that no process gets a signal
 	}
 	// file returns a descriptor that the keeper can keep.
 	file := func() int {
@@ -46,57 +46,57 @@ var _ = Describe("a keeper", func() {
 		logger, log = test.NewNullLogger()
 		k = &keeper{
 			Options: Options{Log: logger, Arguments: []string{"usher", "run", "--keeper"}},
-			taken:   make(chan struct{}, 1), Kept: map[string][]int{}, Served: true,
+			taken:   make(chan struct{}, 1), kept: map[string][]int{}, served: true,
 		}
 		Expect(k.listen()).To(Succeed())
-		DeferCleanup(func() { unix.Close(k.Socket) })
+		DeferCleanup(func() { unix.Close(k.socket) })
 	})
 
 	Context("while a new instance is about to take over from the current one", func() {
 		BeforeEach(func() {
-			k.Current, k.Next = &child{PID: 1 << 30, Ready: true, Since: time.Now()}, &child{PID: 1<<30 + 1}
+			k.current, k.next = &child{pid: 1 << 30, ready: true, since: time.Now()}, &child{pid: 1<<30 + 1}
 		})
 
 		It("does not hold back a watchdog message of the current instance", func() {
-			say(k.Current, "WATCHDOG=1")
-			Expect(k.Current.Held).To(BeEmpty())
+			say(k.current, "WATCHDOG=1")
+			Expect(k.current.held).To(BeEmpty())
 		})
 
 		It("keeps the descriptors stored meanwhile if the takeover fails, except removed ones", func() {
 			files := []int{file(), file(), file()}
-			k.hear(k.Current, &message{Text: "FDSTORE=1\nFDNAME=a", FDs: files[:1]})
-			k.hear(k.Current, &message{Text: "FDSTORE=1\nFDNAME=b", FDs: files[1:2]})
-			k.hear(k.Current, &message{Text: "FDSTOREREMOVE=1\nFDNAME=a"})
-			k.hear(k.Current, &message{Text: "FDSTORE=1\nFDNAME=a", FDs: files[2:]})
+			k.hear(k.current, &message{text: "FDSTORE=1\nFDNAME=a", fds: files[:1]})
+			k.hear(k.current, &message{text: "FDSTORE=1\nFDNAME=b", fds: files[1:2]})
+			k.hear(k.current, &message{text: "FDSTOREREMOVE=1\nFDNAME=a"})
+			k.hear(k.current, &message{text: "FDSTORE=1\nFDNAME=a", fds: files[2:]})
 			Expect(isOpen(files[0])).To(BeFalse())
 			for range 10000 {
-				k.hear(k.Current, &message{Text: "FDSTOREREMOVE=1\nFDNAME=c"})
+				k.hear(k.current, &message{text: "FDSTOREREMOVE=1\nFDNAME=c"})
 			}
 			k.upgradeFailed("exit code 1")
-			Expect(k.Kept).To(Equal(map[string][]int{"a": files[2:], "b": files[1:2]}))
+			Expect(k.kept).To(Equal(map[string][]int{"a": files[2:], "b": files[1:2]}))
 			k.drop()
 		})
 
 		It("restarts usher if the new instance exits after taking over, before it serves", func() {
 			fd := file()
 			Expect(k.put("S1", []int{fd})).To(BeTrue())
-			k.hear(k.Current, &message{Text: "STOPPING=1"})
-			k.hear(k.Current, &message{Text: "FDSTOREREMOVE=1\nFDNAME=S1"})
+			k.hear(k.current, &message{text: "STOPPING=1"})
+			k.hear(k.current, &message{text: "FDSTOREREMOVE=1\nFDNAME=S1"})
 			_, over := k.nextEnded(unix.WaitStatus(unix.SIGKILL))
 			Expect(over).To(BeFalse())
-			Expect(k.Current).To(BeNil())
-			Expect(k.Next).To(BeNil())
+			Expect(k.current).To(BeNil())
+			Expect(k.next).To(BeNil())
 			Expect(k.pause).NotTo(BeNil(), "usher is restarted")
 			Expect(isOpen(fd)).To(BeTrue())
-			Expect(k.Restarts).To(Equal(1))
+			Expect(k.restarts).To(Equal(1))
 		})
 
 		It("keeps the current instance if the new one exits before the handover", func() {
-			current := k.Current
+			current := k.current
 			_, over := k.nextEnded(unix.WaitStatus(unix.SIGKILL))
 			Expect(over).To(BeFalse())
-			Expect(k.Current).To(BeIdenticalTo(current))
-			Expect(k.Next).To(BeNil())
+			Expect(k.current).To(BeIdenticalTo(current))
+			Expect(k.next).To(BeNil())
 			Expect(k.pause).To(BeNil())
 		})
 
@@ -107,8 +107,8 @@ var _ = Describe("a keeper", func() {
 			k.currentEnded(unix.WaitStatus(unix.SIGKILL))
 			Expect(isOpen(lock)).To(BeFalse())
 			Expect(isOpen(socket)).To(BeTrue())
-			Expect(k.Next).To(BeNil())
-			Expect(k.Draining).To(BeEmpty(), "it has been reaped")
+			Expect(k.next).To(BeNil())
+			Expect(k.draining).To(BeEmpty(), "it has been reaped")
 			Expect(log.LastEntry().Message).To(ContainSubstring("exited unexpectedly"))
 		})
 	})
@@ -140,19 +140,19 @@ var _ = Describe("a keeper", func() {
 		k.pause = &pause{timer: time.NewTimer(time.Hour)}
 		k.taken <- struct{}{}
 		k.start()
-		Expect(k.Current).To(BeNil())
+		Expect(k.current).To(BeNil())
 		Expect(k.taken).To(HaveLen(1), "the keeper then exits")
 	})
 
 	It("stays in a Pod if usher crashes after it has handed over to another instance", func() {
 		GinkgoT().Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-		k.Current = &child{PID: 1 << 30, Ready: true, Since: time.Now()}
+		k.current = &child{pid: 1 << 30, ready: true, since: time.Now()}
 		Expect(k.put("S1", []int{file()})).To(BeTrue())
-		k.obey(k.Current, &message{Text: "STOPPING=1"})
+		k.obey(k.current, &message{text: "STOPPING=1"})
 		_, over := k.ended(unix.WaitStatus(unix.SIGKILL))
 		Expect(over).To(BeFalse())
 		Expect(k.pause).To(BeNil(), "usher is not restarted")
-		Expect(k.Kept).To(BeEmpty())
+		Expect(k.kept).To(BeEmpty())
 		Expect(k.unclaimed).NotTo(BeNil())
 		k.upgrade()
 		Expect(log.LastEntry().Message).To(ContainSubstring("Ignoring SIGHUP"))

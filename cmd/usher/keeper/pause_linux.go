@@ -41,7 +41,7 @@ func (k *keeper) begin(wait time.Duration) {
 	if file := k.copyOf(fdstore.HealthName); file != nil {
 		if l, err := net.FileListener(file); err == nil {
 			why := fmt.Sprintf("usher exited unexpectedly %d times, last reason: %s; restarting it at %s",
-				k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339))
+				k.restarts, k.last, time.Now().Add(wait).Format(time.RFC3339))
 			k.pause.health = admin.ServeOn(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Connection", "close")
 				http.Error(w, why, http.StatusInternalServerError)
@@ -75,7 +75,7 @@ func (p *pause) end() {
 
 // copyOf returns a copy of the first file that is kept under a name, or nil.
 func (k *keeper) copyOf(name string) *os.File {
-	for _, kept := range k.Kept[name] {
+	for _, kept := range k.kept[name] {
 		if fd, err := unix.FcntlInt(uintptr(kept), unix.F_DUPFD_CLOEXEC, 0); err == nil {
 			return os.NewFile(uintptr(fd), name)
 		}
@@ -85,5 +85,5 @@ func (k *keeper) copyOf(name string) *os.File {
 
 // HandOver implements handover.Holder: another usher instance may take over while none runs here.
 func (k *keeper) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
-	return proxy.HandOverKept(k.Kept), handover.None, func() {}, func() { k.taken <- struct{}{} }, nil
+	return proxy.HandOverKept(k.kept), handover.None, func() {}, func() { k.taken <- struct{}{} }, nil
 }

@@ -36,13 +36,13 @@ const (
 
 // message is a message from an usher process.
 type message struct {
-	Text string
-	FDs  []int
+	text string
+	fds  []int
 }
 
 // value returns the value of a variable in a message.
 func (m *message) value(name string) string {
-	for line := range strings.Lines(m.Text) {
+	for line := range strings.Lines(m.text) {
 		if value, is := strings.CutPrefix(strings.TrimSuffix(line, "\n"), name+"="); is {
 			return value
 		}
@@ -52,23 +52,23 @@ func (m *message) value(name string) string {
 
 func (m *message) says(name string) bool { return m.value(name) == "1" }
 
-func (m *message) close() { fdpass.Close(m.FDs) }
+func (m *message) close() { fdpass.Close(m.fds) }
 
 // listen creates the socket. Any process in the network namespace can write to it. The kernel adds the credentials of
 // the sender to each message, so that receive can discard messages of other processes.
 func (k *keeper) listen() (err error) {
-	if k.Socket, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+	if k.socket, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 		return err
 	}
-	if err := unix.SetsockoptInt(k.Socket, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+	if err := unix.SetsockoptInt(k.socket, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return err
 	}
-	return unix.Bind(k.Socket, &unix.SockaddrUnix{Name: "@usher-keeper/" + strings.ToLower(rand.Text())})
+	return unix.Bind(k.socket, &unix.SockaddrUnix{Name: "@usher-keeper/" + strings.ToLower(rand.Text())})
 }
 
 // address returns the address of the socket, for usher.
 func (k *keeper) address() string {
-	name, err := unix.Getsockname(k.Socket)
+	name, err := unix.Getsockname(k.socket)
 	if at, ok := name.(*unix.SockaddrUnix); err == nil && ok {
 		return at.Name
 	}
@@ -79,14 +79,14 @@ func (k *keeper) address() string {
 func (k *keeper) receive() {
 	text, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxFDs*4)+unix.CmsgSpace(unix.SizeofUcred))
 	for began := time.Now(); ; {
-		n, oobn, flags, _, err := unix.Recvmsg(k.Socket, text, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		n, oobn, flags, _, err := unix.Recvmsg(k.socket, text, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil {
 			return
 		}
-		m := &message{Text: string(text[:n])}
+		m := &message{text: string(text[:n])}
 		var from int32
 		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel's messages are well-formed
 		for i := range messages {
@@ -94,18 +94,18 @@ func (k *keeper) receive() {
 				from = who.Pid
 			}
 			if fds, err := unix.ParseUnixRights(&messages[i]); err == nil {
-				m.FDs = append(m.FDs, fds...)
+				m.fds = append(m.fds, fds...)
 			}
 		}
 		switch {
 		case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
-			handover.Discard(m.FDs)
-		case k.Current != nil && int(from) == k.Current.PID:
-			k.hear(k.Current, m)
-		case k.Next != nil && int(from) == k.Next.PID:
-			k.hear(k.Next, m)
+			handover.Discard(m.fds)
+		case k.current != nil && int(from) == k.current.pid:
+			k.hear(k.current, m)
+		case k.next != nil && int(from) == k.next.pid:
+			k.hear(k.next, m)
 		default: // another process, or one that has handed over
-			handover.Discard(m.FDs)
+			handover.Discard(m.fds)
 			if time.Since(began) > strangerTime {
 				return
 			}
@@ -117,13 +117,13 @@ func (k *keeper) receive() {
 // messages of both wait until it is decided which of them continues. WATCHDOG messages do
 // not wait, or a service manager would conclude that neither is healthy.
 func (k *keeper) hear(c *child, m *message) {
-	if k.Next == nil || m.says("WATCHDOG") {
+	if k.next == nil || m.says("WATCHDOG") {
 		k.obey(c, m)
 		return
 	}
 	if m.says("FDSTOREREMOVE") { // its earlier messages about this name no longer matter
 		name := m.value("FDNAME")
-		c.Held = slices.DeleteFunc(c.Held, func(h *message) bool {
+		c.held = slices.DeleteFunc(c.held, func(h *message) bool {
 			over := h.value("FDNAME") == name
 			if over {
 				h.close()
@@ -131,12 +131,12 @@ func (k *keeper) hear(c *child, m *message) {
 			return over
 		})
 	}
-	if len(c.Held) < maxHeld || m.says("READY") || m.says("STOPPING") {
-		c.Held = append(c.Held, m)
+	if len(c.held) < maxHeld || m.says("READY") || m.says("STOPPING") {
+		c.held = append(c.held, m)
 	} else {
 		m.close()
 	}
-	if c == k.Next && m.says("READY") {
+	if c == k.next && m.says("READY") {
 		k.dismiss()
 		k.promote()
 	}
@@ -149,15 +149,15 @@ func (k *keeper) obey(c *child, m *message) {
 		k.remove(name)
 	}
 	if m.says("READY") {
-		c.Ready, c.Since, k.Served = true, time.Now(), true
+		c.ready, c.since, k.served = true, time.Now(), true
 	}
 	if m.says("STOPPING") {
-		c.Stopping = true
+		c.stopping = true
 	}
 	if !m.says("BARRIER") {
 		k.manager.send(m)
 	}
-	if !m.says("FDSTORE") || c.Stopping || !k.put(name, m.FDs) {
+	if !m.says("FDSTORE") || c.stopping || !k.put(name, m.fds) {
 		m.close()
 	}
 }
@@ -174,7 +174,7 @@ func (k *keeper) put(name string, fds []int) bool {
 		return false
 	}
 	k.count, k.length = k.count+len(fds), k.length+length
-	k.Kept[name] = append(k.Kept[name], fds...)
+	k.kept[name] = append(k.kept[name], fds...)
 	return true
 }
 
@@ -187,15 +187,15 @@ func (k *keeper) full(fds, names int) bool {
 
 // remove closes the descriptors that are kept under a name.
 func (k *keeper) remove(name string) {
-	fds := k.Kept[name]
+	fds := k.kept[name]
 	k.count, k.length = k.count-len(fds), k.length-len(fds)*(len(name)+1)
 	fdpass.Close(fds)
-	delete(k.Kept, name)
+	delete(k.kept, name)
 }
 
 // drop closes all kept descriptors.
 func (k *keeper) drop() {
-	for name := range k.Kept {
+	for name := range k.kept {
 		k.remove(name)
 	}
 }
@@ -214,7 +214,7 @@ func (k *keeper) adopt() {
 
 // all returns the kept names and descriptors, except those of the given names.
 func (k *keeper) all(except ...string) (names []string, fds []int) {
-	for name, kept := range k.Kept {
+	for name, kept := range k.kept {
 		if slices.Contains(except, name) {
 			continue
 		}
@@ -252,7 +252,7 @@ func (m *manager) send(what *message) {
 		return
 	}
 	_ = m.conn.SetWriteDeadline(time.Now().Add(managerTime)) // fails only once it is closed
-	if err := fdpass.Send(m.conn, []byte(what.Text), what.FDs...); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+	if err := fdpass.Send(m.conn, []byte(what.text), what.fds...); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 		m.log.WithError(err).Warn("Failed to notify the service manager")
 	}
 }
@@ -267,7 +267,7 @@ func (m *manager) beat() <-chan time.Time {
 
 // beat sends WATCHDOG=1 while no usher process serves. Otherwise usher sends it.
 func (k *keeper) beat() {
-	if k.Current == nil || !k.Current.Ready {
-		k.manager.send(&message{Text: "WATCHDOG=1"})
+	if k.current == nil || !k.current.ready {
+		k.manager.send(&message{text: "WATCHDOG=1"})
 	}
 }

@@ -21,15 +21,15 @@ func (k *keeper) upgrade() {
 	case k.unclaimed != nil || len(k.taken) > 0:
 		k.Log.Info("Ignoring SIGHUP: another usher instance has taken over")
 		return
-	case k.stopRequested || k.Current != nil && k.Current.Stopping:
+	case k.stopRequested || k.current != nil && k.current.stopping:
 		return
-	case k.Next != nil:
+	case k.next != nil:
 		k.Log.Info("Upgrading again once the new usher instance serves")
 		k.again = true
 		return
 	}
 	program, err := os.OpenFile(k.path, unix.O_PATH, 0)
-	if err == nil && k.Current == nil {
+	if err == nil && k.current == nil {
 		k.use(program)
 		k.start()
 		return
@@ -40,21 +40,21 @@ func (k *keeper) upgrade() {
 		if !slices.Contains(arguments, "--take-over") {
 			arguments = append(slices.Clone(arguments), "--take-over")
 		}
-		k.Next, err = k.spawn(program, arguments, names, fds)
+		k.next, err = k.spawn(program, arguments, names, fds)
 	}
 	if err != nil {
 		program.Close()
 		k.Log.WithError(err).Error("Failed to start the new program; keeping the current one")
 		return
 	}
-	k.Next.program = program
-	k.Log.WithFields(logrus.Fields{"program": k.path, "pid": k.Next.PID}).Info("Started the new program; the new usher instance is taking over")
+	k.next.program = program
+	k.Log.WithFields(logrus.Fields{"program": k.path, "pid": k.next.pid}).Info("Started the new program; the new usher instance is taking over")
 }
 
 // nextEnded handles the exit of the next usher process.
 func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
-	if k.stopRequested || !k.Current.stops() {
-		k.inherit(k.Next, k.Current)
+	if k.stopRequested || !k.current.stops() {
+		k.inherit(k.next, k.current)
 		k.upgradeFailed(describe(status))
 		return 0, false
 	}
@@ -65,34 +65,34 @@ func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 
 // currentEnded handles the exit of the current usher process while the next one is starting.
 func (k *keeper) currentEnded(status unix.WaitStatus) {
-	if !k.stopRequested && !k.Current.stops() {
+	if !k.stopRequested && !k.current.stops() {
 		// With this copy, the lock would stay held, and the next process would wait for the holder's answer.
 		k.remove(fdstore.LockName)
-		k.manager.send(&message{Text: "FDSTOREREMOVE=1\nFDNAME=" + fdstore.LockName})
-		k.Restarts++
-		k.Last, k.Crashed = describe(status), time.Now()
-		k.Log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one uses the sockets that the keeper holds")
+		k.manager.send(&message{text: "FDSTOREREMOVE=1\nFDNAME=" + fdstore.LockName})
+		k.restarts++
+		k.last, k.crashed = describe(status), time.Now()
+		k.Log.WithField("reason", k.last).Error("usher exited unexpectedly while the new instance was starting; the new one uses the sockets that the keeper holds")
 	}
-	k.inherit(k.Current, k.Next)
+	k.inherit(k.current, k.next)
 	k.promote()
 }
 
 // dismiss signals the current usher process to exit, and counts it among those that drain. Outside a Pod, a process
 // that has handed over exits by itself. In a Pod, or without a lock to hand over, it exits only on a signal.
 func (k *keeper) dismiss() {
-	k.Draining = append(k.Draining, k.Current)
+	k.draining = append(k.draining, k.current)
 	if !k.stopRequested { // otherwise this would be a second signal, which resets its connections
-		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have exited, but is not reaped
+		_ = unix.Kill(k.current.pid, unix.SIGTERM) // it may have exited, but is not reaped
 	}
 }
 
 // promote makes the next usher process the current one, after it has taken over or the current one has ended.
 func (k *keeper) promote() {
-	former, next := k.Current, k.Next
-	for _, m := range former.Held {
+	former, next := k.current, k.next
+	for _, m := range former.held {
 		m.close()
 	}
-	k.Current, k.Next = next, nil
+	k.current, k.next = next, nil
 	k.use(next.program)
 	k.executeDeferred(next)
 }
@@ -102,18 +102,18 @@ func (k *keeper) upgradeFailed(why string) {
 	if !k.stopRequested {
 		k.Log.WithField("reason", why).Error("The new usher instance failed to take over; the current one keeps running")
 	}
-	for _, m := range k.Next.Held {
+	for _, m := range k.next.held {
 		m.close()
 	}
-	k.Next.program.Close()
-	k.Next = nil
-	k.executeDeferred(k.Current)
+	k.next.program.Close()
+	k.next = nil
+	k.executeDeferred(k.current)
 }
 
 // executeDeferred executes the messages that an usher process sent while it was undecided whether it continues.
 func (k *keeper) executeDeferred(c *child) {
-	held := c.Held
-	c.Held = nil
+	held := c.held
+	c.held = nil
 	for _, m := range held {
 		k.obey(c, m)
 	}
