@@ -67,8 +67,8 @@ type sessionRecord struct {
 
 const sessionPrefix = "udp session "
 
-// bequeathAtOnce is the number of sessions that are copied before the loop serves others.
-const bequeathAtOnce = 64
+// copiedAtOnce is the number of sessions that are copied before the loop serves others.
+const copiedAtOnce = 64
 
 // Sessions yields sessions with copies of their sockets. The first call of a handover yields those whose endpoint has
 // answered, and inherited ones. With last, Sessions first makes the listeners stop receiving, then yields the other
@@ -94,14 +94,14 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 					all = append(all, e.Value.(*session))
 				}
 			})
-			for some := range slices.Chunk(all, bequeathAtOnce) {
+			for some := range slices.Chunk(all, copiedAtOnce) {
 				var copies []handover.Socket
 				lp.poller.Call(func() {
 					for _, s := range some {
 						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.lingering || s.handover == srv.handover {
 							continue // ended, ending, searching, handed over, or without a listener
 						}
-						if c, ok := s.bequeath(); ok {
+						if c, ok := s.handOver(); ok {
 							copies = append(copies, c)
 							s.handover = srv.handover
 						}
@@ -120,8 +120,8 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 	}
 }
 
-// bequeath returns a copy of the session's socket, named by its sessionRecord, or false if it cannot be copied.
-func (s *session) bequeath() (handover.Socket, bool) {
+// handOver returns a copy of the session's socket, named by its sessionRecord, or false if it cannot be copied.
+func (s *session) handOver() (handover.Socket, bool) {
 	s.catchUp() // brings s.last up to date
 	toEndpoint, toClient := s.Bytes()
 	text, err := json.Marshal(&sessionRecord{
