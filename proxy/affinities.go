@@ -15,9 +15,9 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 )
 
-// KeptAffinities are the names under which a manager keeps files that record each client's endpoint. A new file is
-// stored before the previous one is removed.
-var KeptAffinities = [2]string{"affinities0", "affinities1"}
+// keptAffinities are the names under which Options.Store has files that record each client's endpoint, in turn. A new
+// file is stored before the previous one is removed.
+var keptAffinities = [2]string{"affinities0", "affinities1"}
 
 // affinitiesName is the handover name of the file with the session affinity of all clients.
 const affinitiesName = "affinities"
@@ -67,9 +67,9 @@ const (
 	keepRest  = 20
 )
 
-// KeepAffinities calls Affinities when session affinity has new entries, until ctx ends. It passes each file to keep,
-// which closes it. Session affinity thereby survives a crash of this process.
-func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
+// KeepAffinities stores session affinity in Options.Store when it has new entries, until ctx ends. Session affinity
+// thereby survives a crash of this process.
+func (p *Proxy) KeepAffinities(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -80,7 +80,7 @@ func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 		if file, err := p.Affinities(); err != nil {
 			p.Log.WithError(err).Debug("Failed to keep session affinity")
 		} else {
-			keep(file)
+			p.keepAffinities(file)
 		}
 		select {
 		case <-ctx.Done():
@@ -88,6 +88,19 @@ func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 		case <-time.After(max(keepEvery, keepRest*time.Since(began))):
 		}
 	}
+}
+
+// keepAffinities stores file, then removes the previous one, so that a complete file is always stored. A process that
+// was killed between the steps has left files under both names. Therefore keepAffinities first removes the file of the
+// name that it uses.
+func (p *Proxy) keepAffinities(file *os.File) {
+	n := p.keeping.affinities
+	p.keeping.affinities = 1 - n
+	p.Store.Remove(keptAffinities[n])
+	if !p.Store.Put(keptAffinities[n], func() *os.File { return file }) {
+		file.Close()
+	}
+	p.Store.Remove(keptAffinities[1-n])
 }
 
 // InheritAffinities restores session affinity from a file that Affinities wrote. It closes the file. Call it

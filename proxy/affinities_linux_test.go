@@ -3,17 +3,23 @@ package proxy
 import (
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -126,4 +132,49 @@ func FuzzAffinities(f *testing.F) {
 			t.Error("the file stays open")
 		}
 	})
+}
+
+// TestAffinitiesAreStoredOnce expects that the Store always has a complete file, and in the end only the last one, even if
+// an earlier process has left two.
+func TestAffinitiesAreStoredOnce(t *testing.T) {
+	g := NewWithT(t)
+	at := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"}
+	socket, err := net.ListenUnixgram("unixgram", at)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer socket.Close()
+	t.Setenv("NOTIFY_SOCKET", at.Name)
+	p := sticky(time.Minute)
+	p.Store, err = fdstore.FromEnvironment(p.Log)
+	g.Expect(err).NotTo(HaveOccurred())
+
+	stored := map[string]int{keptAffinities[0]: 1, keptAffinities[1]: 1}
+	for n := range 2 {
+		file, err := os.Open(os.DevNull)
+		g.Expect(err).NotTo(HaveOccurred())
+		p.keepAffinities(file)
+		for range 3 {
+			g.Expect(socket.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+			text := make([]byte, 100)
+			size, fds, err := fdpass.Receive(socket, text, 1)
+			g.Expect(err).NotTo(HaveOccurred())
+			action, rest, _ := strings.Cut(string(text[:size]), "\nFDNAME=")
+			name, _, _ := strings.Cut(rest, "\n")
+			switch action {
+			case "FDSTORE=1":
+				stored[name]++
+				g.Expect(fds).To(HaveLen(1))
+				g.Expect(unix.Close(fds[0])).To(Succeed())
+			case "FDSTOREREMOVE=1":
+				delete(stored, name)
+			}
+			g.Expect(stored).NotTo(BeEmpty())
+		}
+		g.Expect(stored).To(Equal(map[string]int{keptAffinities[n]: 1}))
+	}
+
+	p.Store = nil
+	file, err := os.Open(os.DevNull)
+	g.Expect(err).NotTo(HaveOccurred())
+	p.keepAffinities(file)
+	g.Expect(file.Close()).To(MatchError(os.ErrClosed))
 }

@@ -75,6 +75,9 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.mu.Lock()
 		p.stopped, p.handedOver = true, true
 		p.mu.Unlock()
+		for _, name := range keptAffinities { // at once; the sockets follow when the proxy stops
+			p.Store.Remove(name)
+		}
 		if transfer != nil {
 			p.streams.HandOver(transfer, p.leaving) // before Stop, and thus Drain, can proceed
 		}

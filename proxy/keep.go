@@ -26,6 +26,8 @@ type keeping struct {
 	recalled map[string]string
 	last     uint64 // the last number assigned
 	removed  bool   // sockets were removed since the last call of awaitRemoved
+	// affinities is the index in keptAffinities at which the next file is stored. Only KeepAffinities uses it.
+	affinities int
 }
 
 // keptListener is the first letter of the names of listeners' sockets.
@@ -40,7 +42,8 @@ func keptNumber(name string) (number uint64, is bool) {
 
 // Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the sockets
 // that an earlier process left in Options.Store. If sockets were handed over, Recall removes all other listeners'
-// sockets from the Store: they may be outdated. Call CloseUnused after the first Apply.
+// sockets from the Store: they may be outdated. Recall also restores session affinity from the Store. Call CloseUnused
+// after the first Apply.
 func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	sockets := handedOver
 	if sockets == nil {
@@ -75,6 +78,12 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 			p.Store.Remove(name)
 		}
 	}
+	for n, name := range keptAffinities {
+		for _, file := range p.Store.Take(name) {
+			p.InheritAffinities(file)
+			p.keeping.affinities = 1 - n
+		}
+	}
 	for _, file := range p.Store.Take(fdstore.ConnectionsName) {
 		sockets[fdstore.ConnectionsName] = file
 	}
@@ -98,7 +107,7 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 		affinities := false
 		for name, fds := range kept {
 			_, is := keptNumber(name)
-			ofClients := slices.Contains(KeptAffinities[:], name) && !affinities // of two files, either is complete
+			ofClients := slices.Contains(keptAffinities[:], name) && !affinities // of two files, either is complete
 			if !is && !ofClients {
 				continue
 			}

@@ -51,9 +51,6 @@ type Daemon struct {
 	accessLog    *accesslog.Log                // nil without one
 	servers      servers
 
-	// nextAffinities is the index in proxy.KeptAffinities at which the next file is stored.
-	nextAffinities int
-
 	// nodePorts are the networks whose addresses currently have node ports; empty means all.
 	nodePorts []netip.Prefix
 	// conntrack has the wanted connection tracking settings, for api.Status.Conntrack.

@@ -6,8 +6,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/usherproxy/usher/portal/fdstore"
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
@@ -47,37 +45,7 @@ func (d *Daemon) notifyReady(ctx context.Context, services int) {
 	m.Notify(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services through portal %s", services, d.proxy.Portal.Mode()))
 	d.workers.Go(func() { m.Watch(ctx, d.health.Alive) })
 	if m != nil {
-		d.workers.Go(func() { d.keepAffinities(ctx) })
-	}
-}
-
-// keepAffinities stores the session affinity with the manager whenever it changes, until ctx ends.
-func (d *Daemon) keepAffinities(ctx context.Context) {
-	m, n := d.config.Manager, d.nextAffinities
-	d.proxy.KeepAffinities(ctx, func(file *os.File) {
-		keepUnder(m, n, file)
-		n = 1 - n
-	})
-}
-
-// keepUnder stores file under the nth name of proxy.KeptAffinities, then removes the file of the other name, so that a
-// complete file is always stored. A process that was killed between the steps has left files under both names.
-// Therefore keepUnder first removes the file of the nth name.
-func keepUnder(m *fdstore.Manager, n int, file *os.File) {
-	m.Remove(proxy.KeptAffinities[n])
-	if !m.Put(proxy.KeptAffinities[n], func() *os.File { return file }) {
-		file.Close()
-	}
-	m.Remove(proxy.KeptAffinities[1-n])
-}
-
-// recallAffinities restores the session affinity that an earlier process saved before it crashed.
-func (d *Daemon) recallAffinities() {
-	for n, name := range proxy.KeptAffinities {
-		for _, file := range d.config.Manager.Take(name) {
-			d.proxy.InheritAffinities(file)
-			d.nextAffinities = 1 - n // the next save uses the other name, and then removes this file
-		}
+		d.workers.Go(func() { d.proxy.KeepAffinities(ctx) })
 	}
 }
 

@@ -27,7 +27,6 @@ func (d *Daemon) begin(ctx context.Context, services []config.Service) error {
 	if successor != nil {
 		handedOver = successor.Sockets
 	}
-	d.recallAffinities()
 	sockets := d.proxy.Recall(handedOver)
 	d.proxy.Inherit(sockets)
 	d.proxy.Apply(services)
@@ -115,10 +114,8 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	return sockets, more, resume, func() {
 		close(d.handedOver)
 		d.notifyStopping()
-		// These are removed at once; the proxy removes its own files when it stops.
-		for _, name := range append([]string{fdstore.LockName, fdstore.HealthName}, proxy.KeptAffinities[:]...) {
-			d.config.Manager.Remove(name)
-		}
+		d.config.Manager.Remove(fdstore.LockName)
+		d.config.Manager.Remove(fdstore.HealthName)
 		stop()
 	}, err
 }
