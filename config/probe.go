@@ -61,9 +61,9 @@ var checkKinds = [...]string{"", "none", "tcp", "http", "https"}
 func (k CheckKind) String() string { return checkKinds[k] }
 
 // CheckForms describes the syntax of a Check.
-const CheckForms = "none, tcp, tcp:PORT, http:/PATH, http:/PATH:PORT, or https as http"
+const CheckForms = "none, tcp[:PORT], http:/PATH[:PORT] or https:/PATH[:PORT]"
 
-var errCheck = errors.New("it must be " + CheckForms)
+var errCheck = errors.New("must be " + CheckForms)
 
 // maxCheck is the maximum length of a Check in bytes.
 const maxCheck = 1024

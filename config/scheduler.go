@@ -40,7 +40,7 @@ func (s Scheduler) MarshalText() ([]byte, error) { return []byte(s.String()), ni
 func (s *Scheduler) UnmarshalText(name []byte) error {
 	i := slices.Index(schedulerNames[:], string(name))
 	if i < 1 {
-		return fmt.Errorf("it must be one of %s", strings.Join(schedulerNames[1:], ", "))
+		return fmt.Errorf("must be one of %s", strings.Join(schedulerNames[1:], ", "))
 	}
 	*s = Scheduler(i)
 	return nil

@@ -268,7 +268,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 			_, err, _ = askUsher(l.Node, "get", "services", "mail")
 			Expect(err).To(HaveSuffix("no Service default/mail is served; use -A to search all namespaces\n"))
 			_, err, _ = askUsher(l.Node, "trace", "mail") // trace has no -A
-			Expect(err).To(HaveSuffix("no Service default/mail is served\n"))
+			Expect(err).To(HaveSuffix("no Service default/mail is served; 'usher get services -A' lists all Services\n"))
 			_, err, code = askUsher(l.Node, "get", "pods")
 			Expect(code).To(Equal(2))
 			Expect(err).To(ContainSubstring(`unknown kind "pods"`))

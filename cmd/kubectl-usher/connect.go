@@ -19,8 +19,8 @@ func newConnectOf(c *connectCommand) *cobra.Command {
 		Long: `Serves Services on this machine until Ctrl-C. Services come from an API server (from
 kubectl's kubeconfig) or from files and folders (--manifests). Programs reach them
 
-- by name, through a SOCKS5 and HTTP proxy (--socks): 'kubectl usher proxy-env' prints
-  the environment variables that make programs use it;
+- by name, through a SOCKS5 and HTTP proxy (--socks): 'kubectl usher proxy-env'
+  prints the environment variables that make programs use it;
 - at the addresses in the table that it prints at startup;
 - at their cluster IPs, as root, with --portal=auto.
 

@@ -56,7 +56,7 @@ without a cluster, set --usher.
 The instances are queried only while the page is open, at most 16 at once.`,
 		Example: `  kubectl usher dashboard
   kubectl usher dashboard --context staging
-  kubectl usher dashboard --usher node-a=192.0.2.1:10249 --usher node-b=192.0.2.2:10249`,
+  kubectl usher dashboard --usher a=192.0.2.1:10249 --usher b=192.0.2.2:10249`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd) },
 	}

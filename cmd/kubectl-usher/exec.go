@@ -45,7 +45,8 @@ its remaining processes and removes the namespace.
 
 The default command is $SHELL, or /bin/sh. USHER_EXEC in the environment is the
 namespace for short Service names. A prompt can show it:
-PS1='${USHER_EXEC:+(usher $USHER_EXEC) }'$PS1.
+
+  PS1='${USHER_EXEC:+(usher $USHER_EXEC) }'$PS1
 
 Services come from files and folders (--manifests), or from an API server (from
 kubectl's kubeconfig). New and changed Services are available at once.

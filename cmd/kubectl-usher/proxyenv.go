@@ -17,7 +17,7 @@ func newProxyEnv() *cobra.Command {
 	var address string
 	cmd := &cobra.Command{
 		Use:   "proxy-env",
-		Short: "Print environment variables that make programs use 'kubectl usher connect'",
+		Short: "Print variables that direct programs to 'kubectl usher connect'",
 		Long: `Prints shell commands that set proxy environment variables. Programs that read them
 (curl, wget, Git, Python, Go programs, Node.js) then connect through the HTTP proxy of
 'kubectl usher connect' and reach Services by name. It queries nothing and changes

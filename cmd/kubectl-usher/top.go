@@ -52,7 +52,7 @@ does not respond, the last state stays on screen.`,
 			return asks.AskOne(cmd, func(c *client.Client) error {
 				c.Slow = nil // its message would appear within the screen
 				if o.Service != "" {
-					if err := view.MustKnow(cmd.Context(), c, o.Service, ""); err != nil {
+					if err := view.MustKnow(cmd.Context(), c, o.Service, view.HowToList(cmd)); err != nil {
 						return err
 					}
 				}

@@ -23,7 +23,7 @@ func newCheck() *cobra.Command {
 		Short: "Validate manifests; with --diff, show what would change",
 		Long: `Reads manifests like 'usher run' and reports problems with file, document, object, field
 and allowed values. The exit code is 1 if there are errors or a folder contains no
-manifest, and 0 if there are only warnings. - = standard input.
+manifest, and 0 if there are only warnings. The path - is standard input.
 
 With --diff, it compares the manifests with the state of the usher instance on this
 node, and shows what would change if it served them instead: the handling of traffic to
@@ -31,12 +31,12 @@ each VIP, the endpoints for each kind of client (internal: of cluster IPs; exter
 from outside the cluster; node: on this node), and errors. If usher is not running,
 everything is new. + marks additions, - removals, ~ changes; unchanged service ports are
 only counted. For objects that are unreadable or invalid, usher keeps the previous
-state, and so does the comparison. If nothing in a file can be read, no comparison is made.
+state, and so does the comparison. If nothing in a file can be read, there is no comparison.
 
 It changes nothing and needs no privileges.`,
 		Example: `  usher check examples/
   kubectl get services,endpointslices,nodes -A -o yaml | usher check --diff -
-  usher check --diff web.yaml --node-name worker-1 --node-labels topology.kubernetes.io/zone=a`,
+  usher check --diff web.yaml --node-name worker-1`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cli.Usagef("check: at least one file or folder is required")

@@ -11,6 +11,7 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/modes"
 )
 
@@ -30,6 +31,9 @@ are an error. Stop usher first.`,
 }
 
 func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
+	if kernel.NeedNetAdmin() != nil {
+		return errors.New("CAP_NET_ADMIN is missing: run as root, or give the process this capability")
+	}
 	removed, err := removeAll(cmd.Context(), logs.Logger(cmd.ErrOrStderr()))
 	if err == nil && len(removed) == 0 {
 		fmt.Fprintln(cmd.OutOrStdout(), "Nothing to remove.")

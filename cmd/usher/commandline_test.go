@@ -128,7 +128,7 @@ var _ = Describe("the command line", func() {
 		code, all, _ := says(command, "--help-all")
 		Expect(code).To(BeZero())
 		_, main, _ := says(command, "--help")
-		flags := func(text string) int { return len(regexp.MustCompile(`(?m)^ +(-\w, )?--`).FindAllString(text, -1)) }
+		flags := func(text string) int { return len(regexp.MustCompile(`(?m)^  (-\w, )?--`).FindAllString(text, -1)) }
 		Expect(flags(main)).To(Equal(most + 2)) // --help, --help-all
 		Expect(main).To(ContainSubstring(fmt.Sprintf("\n%d more flags: 'usher %s --help-all'\n", flags(all)-flags(main), command)))
 		Expect(all).To(And(ContainSubstring("\n  --probe-rise int"), Not(ContainSubstring("more flags"))))

@@ -155,14 +155,14 @@ func (d *demoCommand) complete(cmd *cobra.Command) error {
 // for none; manifests reports whether there are manifests to edit.
 func printHowToGoOn(out io.Writer, api string, manifests bool) {
 	if api == "" {
-		fmt.Fprintf(out, "Send requests to a Service from another terminal, and watch here what happens to\neach connection. Ctrl-C ends the demo and removes everything it installed.\n\n")
+		fmt.Fprintf(out, "Send requests to a Service from another terminal. This one shows each step of each\nconnection. Ctrl-C ends the demo and removes everything it installed.\n\n")
 		return
 	}
 	flag := ""
 	if api != cli.DefaultAdminAddress {
 		flag = " --admin-address=" + api
 	}
-	fmt.Fprintf(out, "Open http://%s/ in a browser, or type in another terminal\n\n", api)
+	fmt.Fprintf(out, "Open http://%s/ in a browser, or run in another terminal:\n\n", api)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
 		{"kubectl-usher top --local", "live view, full screen"},
@@ -176,9 +176,9 @@ func printHowToGoOn(out io.Writer, api string, manifests bool) {
 	w.Flush()
 	edit := ""
 	if manifests {
-		edit = " Edit a manifest and see what\nchanges."
+		edit = " If you edit a manifest,\nusher applies the change."
 	}
-	fmt.Fprintf(out, "\nand watch here what happens to each connection.%s Ctrl-C ends the demo and removes everything it installed.\n\n", edit)
+	fmt.Fprintf(out, "\nThis terminal shows each step of each connection.%s Ctrl-C\nends the demo and removes everything it installed.\n\n", edit)
 }
 
 func newDemoBreak() *cobra.Command {

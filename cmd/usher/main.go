@@ -22,9 +22,9 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "usher",
 		Short: "A userspace service proxy for Kubernetes",
-		Long: `usher forwards connections to the cluster IPs of Kubernetes Services to their endpoints,
-in userspace: it accepts each connection, tries endpoints until one answers, and
-forwards data in both directions. A failed endpoint costs a retry, not a connection.
+		Long: `usher is a userspace service proxy for Kubernetes. It accepts connections to the
+cluster IPs of Services, tries endpoints until one answers, and forwards data in both
+directions. A failed endpoint costs a retry, not a connection.
 
 Start with 'usher demo', which has no prerequisites. To inspect a cluster, and to reach
 its Services from a laptop, use 'kubectl usher'.`,

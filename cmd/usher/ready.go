@@ -13,6 +13,7 @@ import (
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
 func newReady() *cobra.Command {
@@ -47,10 +48,11 @@ func ready(address string) error {
 			host = "::1"
 		}
 	}
-	client := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}} // without an HTTP proxy
-	res, err := client.Get("http://" + net.JoinHostPort(host, port) + "/healthz")
+	// The client ignores the environment's HTTP proxy.
+	local := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := local.Get("http://" + net.JoinHostPort(host, port) + "/healthz")
 	if err != nil {
-		return err
+		return fmt.Errorf("cannot query /healthz at %s: %s; usher is not running, is still starting, or has another --healthz-address", address, client.Cause(err))
 	}
 	defer res.Body.Close()
 	var answer struct{ PIDNamespace string }

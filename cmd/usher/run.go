@@ -41,8 +41,8 @@ finish, and keeps the portal's rules for the next instance. Ctrl-C (SIGINT) does
 same and then removes the rules; with --remove-rules, redirects are removed first, for
 another service proxy on this node. A second signal stops usher at once. 'usher cleanup'
 removes leftovers. SIGHUP, which is sent when a terminal closes, acts like Ctrl-C if
-usher runs in a terminal, else like SIGTERM. With --keeper, SIGHUP restarts usher from
-the program file now at its path.
+usher runs in a terminal, else like SIGTERM. With --keeper, SIGHUP upgrades usher to
+the program file at its path.
 
 The exit code is 75 if another usher instance manages the portals and --take-over is
 not set.`,

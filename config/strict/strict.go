@@ -231,7 +231,11 @@ func inWords(err error) []error {
 		if wrong.Field != "" {
 			where = wrong.Field + ":"
 		}
-		return []error{fmt.Errorf("%s must be %s, not %s", where, TypeName(wrong.Type), jsonName(wrong.Value))}
+		remedy := ""
+		if kind := wrong.Type.Kind(); kind == reflect.String && (wrong.Value == "bool" || strings.HasPrefix(wrong.Value, "number")) {
+			remedy = "; put it in quotes"
+		}
+		return []error{fmt.Errorf("%s must be %s, not %s%s", where, TypeName(wrong.Type), jsonName(wrong.Value), remedy)}
 	}
 	return []error{err}
 }

@@ -92,7 +92,7 @@ var _ = Describe("the probe of a Service port", func() {
 		Expect(got).To(Equal(config.Probe{}))
 		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(message))))
 	},
-		Entry(nil, "probe=icmp", `metadata.annotations[usher.io/probe]: Invalid value: "icmp": must be none, tcp, tcp:PORT, http:/PATH, http:/PATH:PORT, or https as http; the default is used`),
+		Entry(nil, "probe=icmp", `metadata.annotations[usher.io/probe]: Invalid value: "icmp": must be none, tcp[:PORT], http:/PATH[:PORT] or https:/PATH[:PORT]; the default is used`),
 		Entry(nil, "probe=", `Invalid value: "": must be none`),
 		Entry(nil, "probe=none:80", `must be none`),
 		Entry(nil, "probe=tcp:", `must be none`),

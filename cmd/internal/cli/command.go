@@ -114,6 +114,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 		if said := WrongValue(invalid); said != "" {
 			return Usagef("--%s: %s", invalid.GetFlag().Name, said)
 		}
+		return Usagef("--%s: invalid value %q: %w", invalid.GetFlag().Name, invalid.GetValue(), invalid.Unwrap())
 	case errors.As(err, &unknown):
 		var names []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {

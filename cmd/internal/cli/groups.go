@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// HelpWidth is the maximum width of lines of --help, in columns.
+// HelpWidth is the maximum width of lines of --help, in columns. Longer words, examples and indented lines stay whole.
 const HelpWidth = 80
 
 // groupKey is the annotation with the name of a flag's group in --help.
@@ -51,9 +52,15 @@ func MainFlags(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// setUsage makes --help print flags in groups, in lines of HelpWidth. It avoids cobra's templates: text/template calls
-// methods by name, so the linker would keep every method of every library. They would be a third of the program.
+// setUsage makes --help print text and flags in lines of HelpWidth, and flags in groups. It avoids cobra's templates:
+// text/template calls methods by name, so the linker would keep every method of every library. They would be a third of
+// the program.
 func setUsage(root *cobra.Command) {
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		cmd.Long = fillParagraphs(cmd.Long)
+		help(cmd, args)
+	})
 	usual := root.UsageFunc()
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
 		out := cmd.OutOrStderr()
@@ -71,7 +78,10 @@ func flagUsages(cmd *cobra.Command) string {
 	flags := cmd.LocalFlags()
 	groups := groupsOf(flags)
 	if len(groups) == 1 {
-		return "Flags:\n" + strings.TrimRight(flags.FlagUsagesWrapped(HelpWidth), "\n")
+		if columns := strings.TrimRight(flags.FlagUsagesWrapped(HelpWidth), "\n"); width(columns) <= HelpWidth {
+			return "Flags:\n" + lowerStart.ReplaceAllStringFunc(columns, capitalize)
+		}
+		groups[0].name = "Flags"
 	}
 	var b strings.Builder
 	more := 0
@@ -121,8 +131,59 @@ func block(f *pflag.Flag) string {
 		return ""
 	}
 	const indent = "\n        "
-	text = ansi.Wordwrap(text, HelpWidth-len(indent), "")
-	return "  " + head + indent + strings.ReplaceAll(text, "\n", indent) + "\n"
+	return "  " + head + indent + strings.ReplaceAll(fill(capitalize(text), HelpWidth-len(indent)), "\n", indent) + "\n"
+}
+
+// lowerStart matches a flag in pflag's columns, up to the first letter of a description that begins in lower case.
+var lowerStart = regexp.MustCompile(`(?m)^ +(-\w, )?--\S+( \S+)? {2,}\p{Ll}`)
+
+// capitalize returns text with its last letter in upper case if it is a match of lowerStart, else with its first one:
+// pflag takes the name of a value, which often begins the description, from between backquotes.
+func capitalize(text string) string {
+	if strings.HasPrefix(text, " ") {
+		return text[:len(text)-1] + strings.ToUpper(text[len(text)-1:])
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// fillParagraphs returns text with the lines of each paragraph filled up to HelpWidth. Paragraphs with indented lines,
+// such as lists, stay as they are.
+func fillParagraphs(text string) string {
+	paragraphs := strings.Split(text, "\n\n")
+	for i, p := range paragraphs {
+		if !strings.HasPrefix(p, " ") && !strings.Contains(p, "\n ") {
+			paragraphs[i] = fill(p, HelpWidth)
+		}
+	}
+	return strings.Join(paragraphs, "\n\n")
+}
+
+// fill breaks text into lines of at most most columns, between words only: not at hyphens, unlike ansi.Wordwrap.
+func fill(text string, most int) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case column+1+width(word) > most:
+			b.WriteByte('\n')
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += width(word)
+	}
+	return b.String()
+}
+
+// width returns the number of columns of the longest line of text.
+func width(text string) (columns int) {
+	for line := range strings.Lines(text) {
+		columns = max(columns, ansi.StringWidth(strings.TrimRight(line, "\n")))
+	}
+	return columns
 }
 
 // usageParts returns the two parts of a flag's usage as pflag prints it: names with the type of the value, and
@@ -131,5 +192,5 @@ func usageParts(f *pflag.Flag) (head, text string) {
 	one := pflag.NewFlagSet("", pflag.ContinueOnError)
 	one.AddFlag(f)
 	head, text, _ = strings.Cut(strings.TrimLeft(one.FlagUsages(), " "), "   ")
-	return head, strings.TrimSpace(text)
+	return head, strings.TrimSuffix(strings.TrimSpace(text), " (default [])") // of maps
 }

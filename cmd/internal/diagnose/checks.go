@@ -54,9 +54,9 @@ var checks = []check{
 	{"endpoints", "Services without endpoints, or without endpoints on this node", endpoints, false},
 	{"quarantine", "endpoints that are in quarantine now, or have been repeatedly", quarantine, false},
 	{"breaks", "endpoints that reset or refuse connections", breaks, false},
-	{"denied", "clients that usher denied in the last minutes, but not those whose packets a portal rule drops: check these with --client", denied, false},
+	{"denied", "clients that usher denied in the last 5 to 10 minutes, but not those whose packets a portal rule drops: check these with --client", denied, false},
 	{"past", "connections that failed, were retried or were slow, as far back as usher keeps them", past, false},
-	{"slow", "client wait times and missing responses in the last minutes, by Service and endpoint", slow, false},
+	{"slow", "client wait times and missing responses in the last 5 to 10 minutes, by Service and endpoint", slow, false},
 	{"reach", "whether failing endpoints can be reached from this node", reach, true},
 	{"portal", "portal rules and routes: wanted compared with installed", portalRules, false},
 	{"foreign", "rules of other programs for the Services' VIPs", foreignRules, true},
@@ -350,7 +350,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			if e.State == api.EndpointOutlier {
 				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets many of them"
 			}
-			known := fmt.Sprintf("in the last minutes: %s, %s (%d%%)", show.Plural(int(connectedRecently(e)), "connection"), show.Plural(int(e.FailedRecently), "failure"),
+			known := fmt.Sprintf("in the last 5 to 10 minutes: %s, %s (%d%%)", show.Plural(int(connectedRecently(e)), "connection"), show.Plural(int(e.FailedRecently), "failure"),
 				100*e.FailedRecently/max(1, connectedRecently(e)+e.FailedRecently))
 			if e.Failed > e.FailedRecently {
 				known += fmt.Sprintf("; since usher first saw it: %s, %s", show.Plural(int(e.Connected), "connection"), show.Plural(int(e.Failed), "failure"))
@@ -387,15 +387,15 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 				continue
 			}
 			if isSlow(p, e) {
-				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, p50 time to first byte was about %s; over all endpoints %s",
+				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last 5 to 10 minutes, p50 time to first byte was about %s; over all endpoints %s",
 					show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(p.port.Latency.FirstByteP50Ms)), remedy(p, " --endpoint="+e.Address)})
 			} else if others, is := slowForSome(p, e); is {
-				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow for some of its clients", fmt.Sprintf("in the last minutes, its p99 time to first byte was about %s, p50 %s; p99 of the other endpoints at most %s",
+				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow for some of its clients", fmt.Sprintf("in the last 5 to 10 minutes, its p99 time to first byte was about %s, p50 %s; p99 of the other endpoints at most %s",
 					show.Milliseconds(e.Latency.FirstByteP99Ms), show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(others)), remedy(p, " --endpoint="+e.Address)})
 			}
 		}
 		if l := p.port.Latency; l != nil && len(all) == before && !quarantined && l.Clients >= fewest && l.ConnectP99Ms >= slowMs {
-			all = append(all, Finding{"", Warning, p.object, "some clients of " + p.port.VIP + " wait long for a connection", fmt.Sprintf("in the last minutes, p99 connect time was about %s, p50 at most %s",
+			all = append(all, Finding{"", Warning, p.object, "some clients of " + p.port.VIP + " wait long for a connection", fmt.Sprintf("in the last 5 to 10 minutes, p99 connect time was about %s, p50 at most %s",
 				show.Milliseconds(l.ConnectP99Ms), show.Milliseconds(l.ConnectP50Ms)), remedy(p, "")})
 		}
 	})
@@ -429,10 +429,10 @@ func isSlow(p place, e *api.Endpoint) bool {
 // response than the other endpoints.
 func hangs(p place, e *api.Endpoint) Finding {
 	wrong := endpointName(e) + " accepts connections but never responds"
-	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port sent data", show.Plural(int(connectedRecently(e)), "client"))
+	known := fmt.Sprintf("in the last 5 to 10 minutes it had %s and sent no byte, while other endpoints of this port sent data", show.Plural(int(connectedRecently(e)), "client"))
 	if e.Latency == nil || e.Latency.FirstByteP99Ms > 0 {
 		wrong = endpointName(e) + " leaves far more clients without a response than other endpoints of its port"
-		known = fmt.Sprintf("in the last minutes, %d of %s closed without having received a byte", e.NoResponseRecently, show.Plural(int(connectedRecently(e)), "connection"))
+		known = fmt.Sprintf("in the last 5 to 10 minutes, %d of %s closed without having received a byte", e.NoResponseRecently, show.Plural(int(connectedRecently(e)), "connection"))
 		if e.WaitingLong > 0 {
 			known += fmt.Sprintf("; %d others have waited at least 10 s for the first byte", e.WaitingLong)
 		}

@@ -354,7 +354,7 @@ var _ = Describe("the check for slow endpoints", func() {
 				PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Latency: latency(p99), Endpoints: []api.Endpoint{{Address: "10.0.0.1:80", Latency: latency(p99)}, {Address: "10.0.0.2:80", Latency: latency(other)}}}}}}})
 		}
 		Expect(found(400, 100)).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Wrong", "10.0.0.1:80 is slow for some of its clients"),
-			HaveField("Known", "in the last minutes, its p99 time to first byte was about 400 ms, p50 2.00 ms; p99 of the other endpoints at most 100 ms"))))
+			HaveField("Known", "in the last 5 to 10 minutes, its p99 time to first byte was about 400 ms, p50 2.00 ms; p99 of the other endpoints at most 100 ms"))))
 		Expect(found(400, 101)).To(BeEmpty(), "the other one is slow, too")
 		Expect(found(199, 1)).To(BeEmpty(), "below the threshold")
 	})
@@ -447,7 +447,7 @@ var _ = Describe("an endpoint that has failed", func() {
 		now, before := found(e)
 		Expect(before).To(BeEmpty(), "it is reported once")
 		Expect(now).To(HaveLen(1))
-		Expect(now[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix(address)), HaveField("Known", ContainSubstring("in the last minutes"))))
+		Expect(now[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix(address)), HaveField("Known", ContainSubstring("in the last 5 to 10 minutes"))))
 	},
 		Entry(nil, api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2, Latency: &api.Latency{Clients: 98}}),
 		Entry("without any successful connection", api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2}),

@@ -66,7 +66,7 @@ var _ = Describe("the findings", func() {
 		}
 		Expect(all).To(Equal([]told{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
 		Expect(r.Findings[2].Wrong).To(Equal("3 connections from 2001:db8::7, 192.0.2.7 denied: not in loadBalancerSourceRanges"))
-		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    30 failures in the last minutes, in this state since 2026-01-02", "               03:04:05"))
+		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    30 failures in the last 5 to 10 minutes, in this state since", "               2026-01-02 03:04:05"))
 		Expect(r.Findings[1].Since).To(BeZero())
 	})
 

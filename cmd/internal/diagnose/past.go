@@ -86,7 +86,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 			}
 		}
 		if l := waits[[2]string{e.service, e.endpoint}]; l != nil {
-			when += fmt.Sprintf("; in the last minutes, its p99 time to first byte was about %s, p50 %s, of %s",
+			when += fmt.Sprintf("; in the last 5 to 10 minutes, its p99 time to first byte was about %s, p50 %s, of %s",
 				show.Milliseconds(l.FirstByteP99Ms), show.Milliseconds(l.FirstByteP50Ms), show.Plural(int(l.Clients), "client"))
 		}
 		check := ""

@@ -32,7 +32,7 @@ type Result struct {
 // Found is a finding. Nodes is only set if several nodes were diagnosed.
 type Found struct {
 	Finding
-	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last minutes.
+	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last 5 to 10 minutes.
 	// Since is when the state began. Both are set as far as known.
 	Over     bool      `json:"over,omitempty"`
 	Failures int64     `json:"failures,omitempty"`
@@ -146,7 +146,7 @@ func (r Result) Lines(width int) (lines []string) {
 func (f Found) impact() string {
 	var parts []string
 	if f.Failures > 0 {
-		parts = append(parts, show.Plural(int(f.Failures), "failure")+" in the last minutes")
+		parts = append(parts, show.Plural(int(f.Failures), "failure")+" in the last 5 to 10 minutes")
 	}
 	if !f.Since.IsZero() {
 		parts = append(parts, "in this state since "+f.Since.Local().Format(time.DateTime))

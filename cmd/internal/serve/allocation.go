@@ -22,9 +22,9 @@ type Allocation struct {
 
 // Register registers the flags.
 func (f *Allocation) Register(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&f.serviceCIDRs, "service-cidr", []string{manifest.DefaultServiceCIDR.String()}, "`networks` for the cluster IPs of Services without one, at most one per IP family")
+	flags.StringSliceVar(&f.serviceCIDRs, "service-cidr", []string{manifest.DefaultServiceCIDR.String()}, "`networks` for the cluster IPs of Services without one; at most one network per IP family")
 	flags.StringVar(&f.nodePorts, "service-node-port-range", manifest.DefaultNodePorts.String(), "Port range `first-last` for node ports that manifests do not specify")
-	flags.StringSliceVar(&f.balancerCIDRs, "load-balancer-ip-cidr", nil, "`networks` for the load balancer IPs of LoadBalancer Services in manifests without one, at most one per IP family. Empty = none are allocated")
+	flags.StringSliceVar(&f.balancerCIDRs, "load-balancer-ip-cidr", nil, "`networks` for the load balancer IPs of LoadBalancer Services in manifests, if they have none; at most one network per IP family. Empty = allocate none")
 }
 
 // Parse sets the fields of o from the flags, if they were registered.

@@ -73,7 +73,7 @@ func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.NodeName, "node-name", "", "Name of this node's Node object. Empty = the hostname")
 	flags.StringToStringVar(&f.NodeLabels, "node-labels", nil, "`labels` of this node for topology keys and hints, such as topology.kubernetes.io/zone=a; overrides the Node object")
 	flags.StringVar(&f.ServiceProxyName, "service-proxy-name", "", ProxyNameUsage+Unlabeled)
-	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses that serve node ports, or primary (addresses in the Node object; without one, the node's default source addresses), localhost, all; can be combined. A family without a network is not restricted. Empty = all addresses, including loopback")
+	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses that serve node ports, or primary (addresses in the Node object; without one, the node's default source addresses), localhost, all; separate several with commas. A family without a network is not restricted. Empty = all addresses, including loopback")
 	flags.BoolVar(&f.Proxy.ClaimNodeAddresses, "claim-node-addresses", false, "Let an external or load balancer IP that is an address of this node take over a port that a node port or a local process uses there (portals iptables and nftables)")
 	flags.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, in addition to those in the Node object; policies for external clients do not apply to Pods")
 	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, LoadBalancersUsage)
@@ -117,7 +117,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	cli.Choice(flags, (*string)(&o.SCTP), "sctp", "", "Whether to serve SCTP Services: "+strings.Join(daemon.SCTPModes, ", ")+". auto: if the kernel's SCTP is already in use. on: load it, which stops userspace SCTP stacks on this node. off: never use it", daemon.SCTPModes...)
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "Interval for verifying rules that the kernel sends no change events for, and for retrying service ports that failed")
 	cli.Group(flags, "Portal: how clients reach usher")
-	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "Lengths of the time slots of the search for an endpoint. Each is also the timeout of the attempts to connect that start in its slot")
+	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "`lengths` of the time slots in which usher searches for an endpoint. Each is also the timeout of the attempts that start in its slot")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "Time to skip a failed endpoint before its first probe; doubles with every failed probe. 0 = no quarantine")
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "Maximum time between probes of a quarantined endpoint, and maximum quarantine of an endpoint that is not probed")
 	flags.TextVar(&o.Scheduler, "scheduler", o.Scheduler, "`name` of the scheduler that selects the endpoint of a new connection: "+strings.Join(config.SchedulerNames(), ", ")+". Per Service: "+translate.AnnotationScheduler)
@@ -330,7 +330,7 @@ func parseNodePortAddresses(list []string, nodeIP netip.Addr) (n daemon.NodePort
 }
 
 // LoadBalancersUsage is the usage of --load-balancer-cidr.
-const LoadBalancersUsage = "`networks` from which load balancers connect. usher trusts their PROXY protocol headers for Services with the annotation " + translate.AnnotationAWSProxyProtocol + ", and passes client addresses from behind a load balancer on to endpoints only for these networks"
+const LoadBalancersUsage = "`networks` from which load balancers connect. usher accepts their PROXY protocol headers for Services with the annotation " + translate.AnnotationAWSProxyProtocol + ". Only from these networks, endpoints see the client in the header"
 
 // ParseLoadBalancers parses the value of --load-balancer-cidr.
 func ParseLoadBalancers(list []string) ([]netip.Prefix, error) {

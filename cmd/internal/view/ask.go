@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -23,6 +24,7 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
@@ -162,7 +164,7 @@ func (f *Asks) Ask(do func(c *client.Client) error) error {
 // only instance has no node.
 func (f *Asks) AskAll(cmd *cobra.Command, do func(ushers []fleet.Usher) error) error {
 	if !f.cluster() {
-		return f.Ask(func(c *client.Client) error { return do([]fleet.Usher{{Client: c}}) })
+		return flagError(cmd, f.Ask(func(c *client.Client) error { return do([]fleet.Usher{{Client: c}}) }))
 	}
 	ushers, end, err := f.find(cmd.Context(), f.options.Node)
 	if err != nil {
@@ -170,6 +172,18 @@ func (f *Asks) AskAll(cmd *cobra.Command, do func(ushers []fleet.Usher) error) e
 	}
 	defer end()
 	return do(ushers)
+}
+
+// flagError returns a UsageError if err is usher's error about a query parameter that has the name of a flag.
+func flagError(cmd *cobra.Command, err error) error {
+	var rejected *api.Error
+	if !errors.As(err, &rejected) || rejected.Code != http.StatusBadRequest {
+		return err
+	}
+	if name, _, ok := strings.Cut(rejected.Message, ":"); ok && cmd.Flags().Lookup(name) != nil {
+		return cli.Usagef("--%w", err)
+	}
+	return err
 }
 
 // AskOne is AskAll for commands that query a single usher instance; see One.
@@ -250,7 +264,7 @@ type NamespaceFlag struct {
 
 // Register registers --namespace.
 func (f *NamespaceFlag) Register(flags *pflag.FlagSet) {
-	flags.StringVarP(&f.Namespace, "namespace", "n", corev1.NamespaceDefault, "`namespace` of names without one")
+	flags.StringVarP(&f.Namespace, "namespace", "n", corev1.NamespaceDefault, "`namespace` for names without one")
 	f.flag = flags.Lookup("namespace")
 }
 
@@ -356,6 +370,11 @@ func MustKnow(ctx context.Context, c *client.Client, service, hint string) error
 		text += hint
 	}
 	return &unknownError{text}
+}
+
+// HowToList returns a hint for MustKnow.
+func HowToList(cmd *cobra.Command) string {
+	return fmt.Sprintf("; '%s get services -A' lists all Services", cmd.Root().CommandPath())
 }
 
 // mustKnowNamespace returns an unknownError if usher serves no Service in a namespace.

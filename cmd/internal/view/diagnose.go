@@ -35,7 +35,7 @@ reports each finding with its evidence and a next step. It finds Services withou
 endpoints; endpoints that refuse or reset connections, do not respond or are
 unstable; missing rules and routes; rules of other programs; rejected manifests;
 limits that are nearly reached; and a client that is denied. Its only change is a
-temporary TUN device, where a host firewall may drop packets. Without SERVICE it
+temporary TUN device, to test whether a host firewall drops packets. Without SERVICE it
 checks all Services, the worst ones closely. It takes a few seconds.
 
 Exit codes: 0 = no findings except notes, 1 = findings, 2 = invalid command line.
@@ -86,7 +86,7 @@ programs, are skipped.`),
 			return asks.Ask(func(c *client.Client) error {
 				report, failed := diagnose.Run(cmd.Context(), c, o)
 				if o.Service != "" && client.IsNotFound(failed) {
-					return cmp.Or(MustKnow(cmd.Context(), c, o.Service, ""), failed)
+					return cmp.Or(MustKnow(cmd.Context(), c, o.Service, HowToList(cmd)), failed)
 				}
 				if failed != nil && (bundle == "" || client.IsNotFound(failed)) {
 					return failed
@@ -153,7 +153,7 @@ func diagnoseCluster(cmd *cobra.Command, ushers []fleet.Usher, o diagnose.Option
 	}))
 	if len(answers) == 0 {
 		if o.Service != "" {
-			return cmp.Or(oneKnows(cmd.Context(), ushers, o.Service, ""), err)
+			return cmp.Or(oneKnows(cmd.Context(), ushers, o.Service, HowToList(cmd)), err)
 		}
 		return err
 	}

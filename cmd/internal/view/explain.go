@@ -50,7 +50,7 @@ each instance decides on its own. Identical answers are merged.`),
 					return u.Explain(ctx, q)
 				}))
 				if len(answers) == 0 {
-					if unknown := oneKnows(cmd.Context(), ushers, q.Service, ""); unknown != nil {
+					if unknown := oneKnows(cmd.Context(), ushers, q.Service, HowToList(cmd)); unknown != nil {
 						return unknown
 					}
 					return err

@@ -432,8 +432,8 @@ func (v Viewers) newGetPortals() *cobra.Command {
 		Short:   "the portal's rules: wanted compared with installed",
 		Long: `Lists the portal's rules of Services. STATE compares each rule with the kernel: ok,
 missing, or differs (the next line shows the installed rule). -A also lists rules
-that belong to no Service, such as leftovers (extra), and in a second table what all
-Services share: chains, routing rules and a route that preserve client addresses, and
+that belong to no Service, such as leftovers (extra), and in a second table the objects that
+all Services share: chains, routing rules and a route that preserve client addresses, and
 fallback routes on a node without a default route.
 
 If the usher instance of this node does not respond, it lists the rules and routes that

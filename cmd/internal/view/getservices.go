@@ -29,22 +29,24 @@ func (v Viewers) newGetServices() *cobra.Command {
 		Short:   "Services: state, endpoints, connections",
 		Long: `Lists Services. STATE is one of:
 
-  ok
-  degraded                     some endpoint is an outlier, unresponsive, in quarantine,
-                               terminating or not ready
+  ok                           no other state applies
+  degraded                     some endpoint is an outlier, unresponsive, in
+                               quarantine, terminating or not ready
   down                         all usable endpoints of a port are in quarantine
   no-endpoints                 a port has no usable endpoint
-  no-local-endpoints           internalTrafficPolicy is Local and a port has no endpoint
-                               on this node: packets to the cluster IP are dropped, or
-                               refused if the portal is address or none
-  no-local-endpoints-external  externalTrafficPolicy is Local and a port has no endpoint
-                               on this node: external clients must use another node
+  no-local-endpoints           internalTrafficPolicy is Local and a port has no
+                               endpoint on this node: packets to the cluster IP
+                               are dropped, or refused if the portal is address
+                               or none
+  no-local-endpoints-external  externalTrafficPolicy is Local and a port has no
+                               endpoint on this node: external clients must use
+                               another node
   problem                      some port is not served
-  rejected                     no port is served, because the manifest is invalid
+  rejected                     no port is served: the manifest is invalid
 
-It is the worst state of all ports and IP families. -o wide shows the reason, and
-'usher diagnose NAME' suggests next steps. ENDPOINTS is the number of endpoints whose
-state is ready, and of all. Counts start when usher starts. CONNECT and FIRST BYTE are
+The state of a Service is the worst of its ports and IP families. -o wide shows the
+reason, and 'usher diagnose NAME' suggests next steps. ENDPOINTS is the number of
+ready endpoints, and of all endpoints. Counts start when usher starts. CONNECT and FIRST BYTE are
 the p50 and p99 of the last 5 to 10 minutes: the time until clients were connected, and
 until the endpoint's first byte.`,
 		Example: `  usher get services -A
@@ -112,19 +114,20 @@ func (v Viewers) newGetEndpoints() *cobra.Command {
 		Long: `Lists the endpoints of Services, separately for each port. STATE is one of:
 
   ready         its conditions are good, and no other state applies
-  quarantined   it or its probes failed; skipped while another endpoint is usable.
-                QUARANTINE shows the next probe or the remaining time, and the cause
-  outlier       used as if ready, but it reset most of its last connections, or at
-                least 2% of those of the last 5 to 10 minutes
-  unresponsive  used as if ready, but in the last 5 to 10 minutes none of 5 or more
-                clients got a byte, or far more clients left without one than left
-                other endpoints of its port: the process probably hangs
+  quarantined   it or its probes failed; skipped while another endpoint is
+                usable. QUARANTINE shows the next probe or the remaining time,
+                and the cause
+  outlier       used as if ready, but it reset most of its last connections, or
+                at least 2% of those of the last 5 to 10 minutes
+  unresponsive  used as if ready, but in the last 5 to 10 minutes none of its 5
+                or more clients got a byte, or a far larger share got none than
+                at other endpoints of its port: the process probably hangs
   terminating   used only if no endpoint is ready
-  not-ready
+  not-ready     not used
 
 NO RESPONSE is the number of clients that left without a byte. NOT USED is the reason
-why an endpoint gets no new connections, or none from some clients: also a ready one,
-because of its weight, a traffic policy or topology. CONNECT and FIRST BYTE are as in
+why an endpoint, even a ready one, gets no new connections, or none from some clients:
+its weight, a traffic policy or topology. CONNECT and FIRST BYTE are as in
 'usher get services', for the clients that this endpoint served. An ADDRESS with its
 port selects endpoints of any Service.`,
 		Example: `  usher get endpoints web

@@ -117,7 +117,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	t.out, t.begun = cli.Colored(cmd.OutOrStdout()), map[string]bool{}
 	return t.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
 		if t.query.Service != "" {
-			if err := oneKnows(cmd.Context(), ushers, t.query.Service, ""); err != nil {
+			if err := oneKnows(cmd.Context(), ushers, t.query.Service, HowToList(cmd)); err != nil {
 				return err
 			}
 		}

@@ -117,13 +117,16 @@ func (c *Config) connect() (*kube.Client, *kube.Reach, error) {
 	}
 	client, reach, err := c.Cluster.Connect()
 	if err != nil {
-		return nil, nil, noSource(err)
+		return nil, nil, c.noSource(err)
 	}
 	return client, reach, nil
 }
 
-// noSource wraps err, the reason why there is no source, with a hint on how to set one.
-func noSource(err error) error {
+// noSource wraps err, the reason why there is no source, with a hint on how to set one unless a kubeconfig is set.
+func (c *Config) noSource(err error) error {
+	if c.Cluster.Kubeconfig != "" {
+		return err
+	}
 	return fmt.Errorf("%w; set --manifests to read Services from files, or --kubeconfig to read them from a cluster", err)
 }
 
@@ -135,7 +138,7 @@ func (c *Config) KubeNamespace() (string, error) {
 	}
 	namespace, err := c.Cluster.Namespace()
 	if err != nil {
-		return "", noSource(err)
+		return "", c.noSource(err)
 	}
 	return namespace, nil
 }

@@ -42,7 +42,7 @@ var faults = []struct{ example, protocols, about string }{
 	{api.DemoReset + "=10%", "TCP", "this share of connections is reset after the request, as by a\nprocess that crashes"},
 	{api.DemoSlowAccept, "TCP", "two connections per second are accepted; others wait in the\nbacklog, which holds one (on Linux); further ones get no answer"},
 	{api.DemoHalfOpen, "TCP", "connections are accepted, but get neither an answer nor a close:\none side is down and the other does not know (1,000 at a time;\nabove that, the oldest ends)"},
-	{api.DemoHalfClose, "TCP", "the server closes its direction (FIN) without an answer, and keeps\nreading: the client can still send"},
+	{api.DemoHalfClose, "TCP", "the server closes its direction (FIN) without an answer and keeps\nreading: the client can still send"},
 }
 
 // Faults returns the faults that a server of this protocol accepts, as examples.
