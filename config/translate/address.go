@@ -8,8 +8,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// ParseAddr parses an address as Kubernetes does: leading zeros are allowed and decimal, and an IPv4-mapped IPv6
-// address is the IPv4 one. Objects stored by old API servers may contain both.
+// ParseAddr parses an address as Kubernetes does: it reads numbers with leading zeros as decimal, and converts an
+// IPv4-mapped IPv6 address to IPv4. Objects stored by old API servers may contain both.
 func ParseAddr(s string) (netip.Addr, bool) {
 	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // usually; it is five times as fast
 		return a.Unmap(), true

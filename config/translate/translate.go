@@ -45,7 +45,7 @@ type Options struct {
 }
 
 // Service returns the model of svc on node, and the problems of the omitted parts. It uses the EndpointSlices in all
-// that belong to svc and ignores the others. A [Store] returns the same, and faster after a change.
+// that belong to svc and ignores the others. A [Store] returns the same result, faster after a change.
 //
 // The result has no ports if usher does not proxy svc.
 func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.Node, opts Options) (config.Service, []Problem) {
