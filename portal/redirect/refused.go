@@ -98,7 +98,7 @@ func MarkUndecided(err error) error { return undecided{err} }
 // IsUndecided reports whether err was marked by MarkUndecided.
 func IsUndecided(err error) bool { return errors.As(err, new(undecided)) }
 
-// ErrTooMany means that there were too many rules to try together.
+// ErrTooMany means that the rules do not fit into one transaction: try fewer.
 var ErrTooMany = errors.New("too many rules to try together")
 
 // bisect finds the rules that make try fail, alone or together with others. It calls try about 2·n·log2(len(rules)/n)

@@ -41,7 +41,7 @@ type PairState struct {
 	Half, Probed             bool   `json:",omitempty"`
 }
 
-// EdgeState is the part of the state of one of a pair's sockets that the kernel does not report again. See edge.
+// EdgeState has the events of one of a pair's sockets that the kernel does not report again. See edge.
 type EdgeState struct {
 	Ended, Lost, Delays bool `json:",omitempty"`
 }

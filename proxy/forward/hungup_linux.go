@@ -124,8 +124,8 @@ func (s Socket) gone() bool {
 }
 
 // WaitLeft waits until the peer of raw has left, or until raw's read deadline has passed, and reports whether it has
-// left. The peer has left if the connection was reset or both sides have ended or, unless sent is true, if the peer has
-// ended its side. sent means that bytes from the peer were read.
+// left. The peer has left if the connection was reset or both sides have ended. If sent is false, no bytes from the peer
+// were read, and the peer has also left if it has ended its side.
 func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	_ = raw.Read(func(fd uintptr) bool {
 		left = Socket(fd).gone() || !sent && Socket(fd).Left()

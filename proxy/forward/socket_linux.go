@@ -399,9 +399,9 @@ func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 		hops, option{"SO_RXQ_OVFL", unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1}, option{"SO_RCVBUF", unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer})
 }
 
-// ConnectUDP opens a UDP socket that is connected to addr. It receives only datagrams from there, and the ICMP errors
+// ConnectUDP opens a UDP socket that is connected to addr. It receives only datagrams from addr, and the ICMP errors
 // for its own datagrams. The caller takes these errors with TakeErrors when a read or a send fails, even with EAGAIN.
-// from is the source address (see BindTransparent); if its port is taken, any other is used. If from is the zero
+// from is the source address (see BindTransparent); if its port is taken, the kernel picks one. If from is the zero
 // AddrPort, the kernel picks one. mark is set on the socket's packets (SO_MARK, socket(7)) if it is not 0.
 func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

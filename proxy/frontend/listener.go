@@ -68,7 +68,7 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
 // Serves implements Listener. The address and Redirected must be the same as in b. The port may differ only if b merely
-// prefers it and, without a redirect, the VIPs' port is the same as before.
+// prefers its port. Without a redirect, the VIPs' port must also be the same as before.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Preferred && (b.Redirected || p.service == portal.FirstTarget(b.Targets).Port)
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected

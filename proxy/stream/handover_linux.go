@@ -102,9 +102,9 @@ func (s *Server) NewTransfer() (*net.UnixConn, handover.Socket, error) {
 	return ours, theirs, nil
 }
 
-// Inherit removes two sockets from the map sockets, which a predecessor or the keeper has sent: the successor's end of
-// a socket pair (see NewTransfer), which it returns, and the socket to the keeper. Without such a pair, it returns nil.
-// Inherit is called before the first client connects.
+// Inherit takes two sockets out of those that a predecessor or the keeper has sent: the socket to the keeper, and the
+// successor's end of a socket pair (see NewTransfer). It returns the latter, or nil if there is none. Call it before the
+// first client connects.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *net.UnixConn) {
 	if file := sockets[fdstore.ConnectionsName]; file != nil {
 		s.saving = s.inheritSaving(file)
