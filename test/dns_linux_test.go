@@ -137,10 +137,10 @@ var _ = Describe("kubectl usher connect --dns", func() {
 
 	It("rejects an invalid address, port, domain or upstream", func() {
 		for flag, message := range map[string]string{
-			"--dns=localhost":            `--dns: "localhost" is not an address`,
-			"--dns=127.0.0.1:dns":        `--dns: "127.0.0.1:dns" is not an address`,
+			"--dns=localhost":            `--dns: invalid value "localhost": must be an address`,
+			"--dns=127.0.0.1:dns":        `--dns: invalid value "127.0.0.1:dns": must be an address`,
 			"--dns-domain=no_domain":     `--dns-domain: "no_domain" is not a domain`,
-			"--dns-upstream=dns.example": `--dns-upstream: "dns.example" is not an address`,
+			"--dns-upstream=dns.example": `--dns-upstream: invalid value "dns.example": must be an address`,
 		} {
 			u := launchConnect(l.Node, dir, "--portal=none", "--dns=127.0.0.1", flag)
 			Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(2))

@@ -81,7 +81,7 @@ var _ = Describe("the command line", func() {
 		Entry("a SOCKS address without a port for proxy-env", 2, `--socks: invalid value "1080": must be HOST:PORT, such as 127.0.0.1:1080`, "proxy-env", "--socks=1080"),
 		Entry("an invalid domain for connect", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "connect", "--manifests=/tmp", "--dns-domain=a..b"),
 		Entry("an invalid domain for exec", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "exec", "--manifests=/tmp", "--dns-domain=a..b"),
-		Entry("an invalid resolver address", 2, `--dns: "localhost" is not an address`, "connect", "--manifests=/tmp", "--dns=localhost"),
+		Entry("an invalid resolver address", 2, `--dns: invalid value "localhost": must be an address`, "connect", "--manifests=/tmp", "--dns=localhost"),
 	)
 })
 

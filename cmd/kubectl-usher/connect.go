@@ -17,7 +17,7 @@ func newConnectOf(c *connectCommand) *cobra.Command {
 		Use:   "connect",
 		Short: "Make a cluster's Services reachable from programs on this machine",
 		Long: `Serves Services on this machine until Ctrl-C. Services come from an API server (from
-kubectl's kubeconfig) or from files and folders (--manifests). Programs reach them
+kubectl's kubeconfig) or from files and folders (--manifests). Programs reach them:
 
 - by name, through a SOCKS5 and HTTP proxy (--socks): 'kubectl usher proxy-env'
   prints the environment variables that make programs use it;

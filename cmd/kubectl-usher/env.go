@@ -31,7 +31,7 @@ WEB_PORT_80_TCP_ADDR and so on.
 By default, it prints the variables of a Pod in --namespace: for all Services there,
 and for the API server (kubernetes in default). With arguments, it prints those of the
 given Services only; with -A, those of all namespaces. If Services in several
-namespaces have the same name, the one in --namespace wins, else the first.
+namespaces have the same name, the one in --namespace has precedence, then the first.
 
 Services come from an API server (--kubeconfig, --context) or from files
 (--manifests). The addresses work only while the Services are served: see

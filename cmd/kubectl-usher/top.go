@@ -61,7 +61,8 @@ does not respond, the last state stays on screen.`,
 		},
 	}
 	cmd.Flags().DurationVar(&o.Interval, "interval", time.Second, "Refresh interval")
-	cmd.Flags().StringVarP(&namespace.Namespace, "namespace", "n", "default", "Show only the Services of this `namespace`, also for SERVICE. Not set = all namespaces")
+	cmd.Flags().StringVarP(&namespace.Namespace, "namespace", "n", "default", "Show only the Services of this `namespace`. Not set = all namespaces; for SERVICE, that of the context, or default")
+	cmd.Flag("namespace").DefValue = ""
 	asks.RegisterCluster(cmd, &namespace)
 	return cmd
 }

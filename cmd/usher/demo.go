@@ -174,11 +174,11 @@ func printHowToGoOn(out io.Writer, api string, manifests bool) {
 		fmt.Fprintf(w, "  %s%s\t%s\n", line[0], flag, line[1])
 	}
 	w.Flush()
-	edit := ""
+	edit := "\n"
 	if manifests {
-		edit = " If you edit a manifest,\nusher applies the change."
+		edit = " If you edit a manifest,\nusher applies the change. "
 	}
-	fmt.Fprintf(out, "\nThis terminal shows each step of each connection.%s Ctrl-C\nends the demo and removes everything it installed.\n\n", edit)
+	fmt.Fprintf(out, "\nThis terminal shows each step of each connection.%sCtrl-C ends the demo and removes everything it installed.\n\n", edit)
 }
 
 func newDemoBreak() *cobra.Command {

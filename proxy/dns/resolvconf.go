@@ -63,7 +63,7 @@ func ParseServer(s string) (netip.AddrPort, error) {
 	a, errAddr := netip.ParseAddr(host)
 	n, errPort := strconv.ParseUint(port, 10, 16)
 	if errors.Join(err, errAddr, errPort) != nil || n == 0 {
-		return netip.AddrPort{}, fmt.Errorf("%q is not an address such as 192.0.2.53, 2001:db8::53 or 192.0.2.53:5353", s)
+		return netip.AddrPort{}, fmt.Errorf("invalid value %q: must be an address such as 192.0.2.53, 2001:db8::53 or 192.0.2.53:5353", s)
 	}
 	return netip.AddrPortFrom(a, uint16(n)), nil
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"strings"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -24,4 +25,15 @@ var _ = DescribeTable("DidYouMean",
 	Entry("suggests no short value that has little in common", "foo", "", "ok", "retry"),
 	Entry("suggests nothing for a single letter", "x", "", "y", "z"),
 	Entry("suggests nothing for an empty value", "", "", "web"),
+)
+
+var _ = It("fills paragraphs of help, but breaks no word at a hyphen and changes no list", func() {
+	long := strings.Repeat("word ", 15) + "--endpoint-drain-timeout is\nlast"
+	list := "  a  first\n  b  second"
+	Expect(fillParagraphs(long + "\n\n" + list)).To(Equal(strings.TrimSpace(strings.Repeat("word ", 15)) + "\n--endpoint-drain-timeout is last\n\n" + list))
+})
+
+var _ = DescribeTable("capitalize", func(text, want string) { Expect(capitalize(text)).To(Equal(want)) },
+	Entry("changes the first letter of a description", "networks of Pods", "Networks of Pods"),
+	Entry("changes the last letter of a match of lowerStart", "  -o, --output format   o", "  -o, --output format   O"),
 )

@@ -78,7 +78,8 @@ func flagUsages(cmd *cobra.Command) string {
 	flags := cmd.LocalFlags()
 	groups := groupsOf(flags)
 	if len(groups) == 1 {
-		if columns := strings.TrimRight(flags.FlagUsagesWrapped(HelpWidth), "\n"); width(columns) <= HelpWidth {
+		columns := strings.TrimRight(flags.FlagUsagesWrapped(HelpWidth), "\n")
+		if narrow := "\n" + strings.Repeat(" ", HelpWidth/2); width(columns) <= HelpWidth && !strings.Contains(columns, narrow) {
 			return "Flags:\n" + lowerStart.ReplaceAllStringFunc(columns, capitalize)
 		}
 		groups[0].name = "Flags"

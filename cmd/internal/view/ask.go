@@ -132,7 +132,9 @@ func (f *Asks) complete(cmd *cobra.Command) (err error) {
 		return cli.Usagef("%s queries a single usher instance: set --node, or --local for the instance on this machine", cmd.Name())
 	}
 	if !cmd.Flag("namespace").Changed {
-		f.namespace.Namespace, err = f.options.Cluster.Namespace()
+		if f.namespace.Namespace, err = f.options.Cluster.Namespace(); err != nil && f.options.Cluster.Kubeconfig == "" {
+			err = fmt.Errorf("%w; set --kubeconfig, or --local for the instance on this machine", err)
+		}
 	}
 	return err
 }
