@@ -236,8 +236,8 @@ var _ = Describe("a waterfall", func() {
 		Expect(ansi.Strip(show.Waterfall(c, 67)[1])).To(Equal("accepted 13:05:00.123, established after 500 ms, first byte after 620 ms, ended after 1.5 s: endpoint-closed"))
 	})
 
-	It("has a bar for each attempt, with the length of its duration", func() {
-		Expect(plain(67)).To(Equal([]string{
+	It("has a bar for each attempt, with the length of its duration, and fits into the width", func() {
+		Expect(plain(76)).To(Equal([]string{
 			"#7 default/web:http  TCP  192.0.2.2:48200 → 10.96.0.10:80",
 			"accepted 13:05:00.123, established after 500 ms, ended after 1.5 s: endpoint-closed",
 			"73 B to the endpoint, 131 B to the client",

@@ -8,8 +8,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Waterfall formats a connection with a bar for each attempt: its start, duration and result. Bars fit into width;
-// lines with long names or errors may be wider.
+// Waterfall formats a connection with a bar for each attempt: its start, duration and result. Bars with results of up
+// to 40 bytes fit into width; lines with long names or errors may be wider.
 func Waterfall(c api.Connection, width int) []string {
 	lines := []string{
 		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s%s → %s", Clean(c.Protocol), Clean(c.Client), inFront(" via ", Clean(c.Via)), Clean(c.VIP)),
@@ -25,11 +25,12 @@ func Waterfall(c api.Connection, width int) []string {
 		}
 		return append(lines, "No attempt has ended.")
 	}
-	room := max(10, min(width, 100)-len("   no answer after 0.00 ms "))
-	span := 0.0
+	span, longest := 0.0, len("no answer after 0.00 ms")
 	for _, a := range c.Attempts {
 		span = max(span, a.StartMs+a.DurationMs)
+		longest = max(longest, len(attemptOutcome(a)))
 	}
+	room := max(10, min(width, 100)-min(longest, 40)-len("    "))
 	seen := ""
 	for _, a := range c.Attempts {
 		lines = append(lines,
