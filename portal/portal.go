@@ -32,10 +32,10 @@ type Portal interface {
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
-	// "namespace/name". Each target is in exactly one Bind. In mode address, there are two exceptions: node ports of
-	// SCTP and, if NodePortAddresses is not empty, all node ports. These have a Bind for each address of the node that
-	// serves node ports. Listen changes nothing, except that mode address makes VIPs local where no socket can be bound
-	// to them otherwise.
+	// "namespace/name". Each target is in exactly one Bind. In mode address, there are three exceptions: node ports of
+	// SCTP, or with the port of a VIP, and, if NodePortAddresses is not empty, all node ports. These have a Bind for
+	// each address of the node that serves node ports. Listen changes nothing, except that mode address makes VIPs local
+	// where no socket can be bound to them otherwise.
 	Listen(service string, targets []Target) []Bind
 
 	// Apply installs or replaces the rules in set and removes those for the targets in gone, in one transaction if the

@@ -64,7 +64,7 @@ var _ = Describe("A host-network endpoint at an external IP of its Service, with
 })
 
 var _ = Describe("An external IP that is an address of the node, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables"} { // with address, a VIP with the number of a node port keeps that from being served
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		for _, ip := range []string{lab.NodeOut4, lab.NodeOut6} {
 			It(portal+", "+ip+": does not take ports of node ports, usher or other processes", func() {
 				nodePortsSpec(portal, netip.MustParseAddr(ip))
@@ -135,10 +135,14 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	nodePort.write(dir)
 	Eventually(answers(30080)).WithTimeout(time.Minute).Should(Equal(honest))
 	Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("NodeAddressInUse"))
+	Expect(ask(l.Node.NewDialer(1), net.JoinHostPort(clusterIPs+"13", "30080"))).To(Equal(thief), "the cluster IP with the port of the node port")
 
 	By("removing the node port")
 	Expect(os.Remove(filepath.Join(dir, "honest.yaml"))).To(Succeed())
 	Eventually(answers(30080)).WithTimeout(time.Minute).Should(Equal(thief))
+	if portal == "address" { // usher listens on the port itself
+		return
+	}
 	By("starting a process that listens on the port")
 	late := startBackend(l.Node, ip, 80).addr
 	Eventually(answers(80)).WithTimeout(time.Minute).Should(Equal(late))

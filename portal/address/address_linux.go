@@ -42,10 +42,11 @@ type addressPortal struct {
 
 	mu      sync.Mutex // guards all below
 	rules   map[portal.Target]portal.Rule
-	users   map[netip.Addr]int   // the number of rules with this VIP
-	routed  map[netip.Addr]bool  // VIPs with a route of usher's; the others are local already
-	missing map[netip.Addr]error // VIPs that could not be made local
-	leaving map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
+	users   map[netip.Addr]int    // the number of rules with this VIP
+	ports   map[portal.Target]int // the number of rules for VIPs with the port of this node port
+	routed  map[netip.Addr]bool   // VIPs with a route of usher's; the others are local already
+	missing map[netip.Addr]error  // VIPs that could not be made local
+	leaving map[netip.Addr]bool   // VIPs without rules that stay routed for open connections
 
 	settings portal.Settings
 	networks map[netip.Prefix]bool // with a route of usher's; see kernel.RejectNetwork
@@ -94,7 +95,8 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 // clear forgets all VIPs and networks.
 func (p *addressPortal) clear() {
 	p.rules, p.listened = map[portal.Target]portal.Rule{}, map[portal.Target][]netip.Addr{}
-	p.users, p.routed, p.missing, p.leaving = map[netip.Addr]int{}, map[netip.Addr]bool{}, map[netip.Addr]error{}, map[netip.Addr]bool{}
+	p.users, p.ports = map[netip.Addr]int{}, map[portal.Target]int{}
+	p.routed, p.missing, p.leaving = map[netip.Addr]bool{}, map[netip.Addr]error{}, map[netip.Addr]bool{}
 	p.networks, p.unrouted = map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
 }
 
@@ -128,8 +130,7 @@ func (p *addressPortal) Mode() string { return Mode.Name }
 func (p *addressPortal) Traits() portal.Traits { return p.traits }
 
 // Listen requests listeners at the exact addresses that clients use. A node port has one listener on all addresses. But
-// it has one for each address if only some addresses have node ports, and for SCTP: an SCTP listener on all addresses
-// would announce them all to its clients, and some may be unreachable for them.
+// it may have one for each address: see onEach.
 func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,9 +141,12 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 				p.addForListener(t.Addr)
 			}
 			addrs := []netip.Addr{t.Addr}
-			if t.Addr.IsUnspecified() && (t.Protocol == portal.SCTP || len(p.settings.NodePortAddresses) > 0) {
+			if t.Addr.IsUnspecified() && p.onEach(t, group) {
 				addrs = p.nodeAddresses(portal.FamilyOf(t.Addr))
 				p.listened[t] = addrs
+				addrs = slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { // an external IP
+					return slices.Contains(group, portal.Target{Protocol: t.Protocol, Addr: addr, Port: t.Port})
+				})
 			}
 			for _, addr := range addrs {
 				binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(addr, t.Port), Targets: []portal.Target{t}})
@@ -150,6 +154,35 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 		}
 	}
 	return binds
+}
+
+// onEach reports whether node port t, one of group, has a listener for each address. There are three reasons. Only some
+// addresses have node ports. A VIP has the same port: only one of the two could listen; once that VIP is removed, the
+// listeners stay, so that clients notice nothing. Or the protocol is SCTP: a listener on all addresses would announce
+// them all to its clients, and some may be unreachable for them.
+func (p *addressPortal) onEach(t portal.Target, group []portal.Target) bool {
+	_, is := p.listened[t]
+	samePort := func(other portal.Target) bool { return other != t && nodePortOf(other) == t }
+	return is || t.Protocol == portal.SCTP || len(p.settings.NodePortAddresses) > 0 || p.ports[t] > 0 || slices.ContainsFunc(group, samePort)
+}
+
+// nodePortOf returns the node port with t's protocol and port.
+func nodePortOf(t portal.Target) portal.Target {
+	t.Addr = portal.FamilyOf(t.Addr).Any()
+	return t
+}
+
+// blocking returns the node ports whose listener on all addresses takes the port of a VIP in set, or would take it.
+func (p *addressPortal) blocking(set []portal.Rule) []portal.Target {
+	all := map[portal.Target]bool{}
+	for _, r := range set {
+		t := nodePortOf(r.Target.Plain())
+		_, wanted := p.rules[t]
+		if _, each := p.listened[t]; wanted && !each && p.ports[t] > 0 {
+			all[t] = true
+		}
+	}
+	return portal.SortedTargets(all)
 }
 
 // addForListener makes a VIP local before Apply does: where local routes have no effect, sockets can only be bound to
@@ -225,10 +258,13 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		}
 		if now := is.Target.Addr.IsValid(); now != was.Target.Addr.IsValid() {
 			touched[vip] = true
+			n := -1
 			if now {
-				p.users[vip]++
-			} else {
-				p.users[vip]--
+				n = 1
+			}
+			p.users[vip] += n
+			if p.ports[nodePortOf(t)] += n; p.ports[nodePortOf(t)] == 0 {
+				delete(p.ports, nodePortOf(t))
 			}
 		}
 	}
@@ -254,7 +290,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	for _, r := range set {
 		p.explain(r.Target.Plain(), refused)
 	}
-	return portal.Result{Refused: refused, Err: err}
+	return portal.Result{Refused: refused, Moved: p.blocking(set), Err: err}
 }
 
 // explain adds to refused the reason why a target's VIP is not local, if so.

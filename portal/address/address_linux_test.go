@@ -93,6 +93,36 @@ var _ = Describe("portal address", func() {
 		Expect(n.Check(p)).To(BeZero(), "without listeners, none has to move")
 	})
 
+	It("requests a listener for each address for a node port with the port of a VIP, and then keeps them", func() {
+		p := n.Open(Mode, portal.Options{})
+		vip := To(portal.TCP, VIP4, WebNode4.Port)
+		addrs := func(targets ...portal.Target) (addrs []netip.Addr) {
+			for _, b := range p.Listen("default/web", targets) {
+				addrs = append(addrs, b.Addr.Addr())
+			}
+			return addrs
+		}
+		each := ContainElements(NodeIP4, netip.MustParseAddr("127.0.0.1"))
+		moved := func(set []portal.Rule, gone ...portal.Target) (moved []portal.Target) {
+			n.Node.Do(func() { moved = p.Apply(Background, set, gone).Moved })
+			return moved
+		}
+		Expect(moved([]portal.Rule{Redirect(WebNode4, 30080), Reject(Web4), Reject(To(portal.UDP, VIP4, 30080))})).To(BeEmpty())
+		Expect(addrs(WebNode4)).To(HaveExactElements(portal.IPv4.Any()))
+		Expect(moved([]portal.Rule{Reject(vip)})).To(HaveExactElements(WebNode4), "its listener takes the VIP's port")
+		Expect(addrs(WebNode4)).To(each)
+		Expect(moved([]portal.Rule{Redirect(vip, 30080)})).To(BeEmpty())
+		Expect(moved(nil, vip)).To(BeEmpty())
+		Expect(addrs(WebNode4)).To(each)
+		Expect(moved(nil, WebNode4)).To(BeEmpty())
+		Expect(addrs(WebNode4)).To(HaveExactElements(portal.IPv4.Any()))
+
+		Expect(addrs(WebNode4, vip)).To(And(each, ContainElement(VIP4)), "of one Service")
+		own := addrs(WebNode4, To(portal.TCP, NodeIP4, WebNode4.Port))
+		Expect(own).To(each)
+		Expect(own).To(HaveLen(len(addrs(WebNode4))), "one listener at an external IP that is an address of the node")
+	})
+
 	It("serves no node ports if no address is in their networks", func() {
 		p := n.Open(Mode, portal.Options{NodePortAddresses: Prefixes("192.0.2.0/24")})
 		Expect(p.Listen("default/web", []portal.Target{WebNode4, WebNode6})).To(BeEmpty())
