@@ -276,6 +276,20 @@ var _ = Describe("a Proxy", func() {
 		Expect(answer(dial("b"))).To(Equal("b"))
 	})
 
+	It("reports no problem if Services exchange the addresses at which usher listens", func() {
+		p.Portal = exactPortal{p.Portal}
+		at := func(name, vip string) config.Service {
+			s := service(name, vip, backend(name))
+			s.Ports[0].VIPs[0].Port = 27080
+			return s
+		}
+		p.Apply([]config.Service{at("a", "127.77.0.1"), at("b", "127.77.0.2"), at("c", "127.77.0.3")})
+		p.Apply([]config.Service{at("a", "127.77.0.2"), at("b", "127.77.0.3"), at("c", "127.77.0.1")})
+		Expect(problems).To(BeEmpty())
+		Expect(listener("b")).To(Equal("127.77.0.3:27080"))
+		Expect(answer(dial("b"))).To(Equal("b"))
+	})
+
 	It("keeps the listener of a renamed port and reports the new name", func() {
 		web := service("web", "10.96.0.1", backend("one"))
 		more := web.Ports[0]
@@ -505,6 +519,16 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.LastApplied).To(BeTemporally(">=", s.LastQueued))
 	})
 })
+
+// exactPortal is a portal with listeners at the VIPs themselves.
+type exactPortal struct{ portal.Portal }
+
+func (exactPortal) Listen(_ string, targets []portal.Target) (binds []portal.Bind) {
+	for _, t := range targets {
+		binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []portal.Target{t}})
+	}
+	return binds
+}
 
 // brokenPortal is a portal whose changes fail while broken is set and whose repairs fail while checked is set. It
 // counts the calls.

@@ -77,8 +77,9 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			p.closeUnused()
 			p.awaitRemoved()
 		}
-		if p.plan() {
-			p.noteProblems() // now, since the portal may take long
+		// The portal may take long. Without redirects, another front end may still have a listener's address.
+		if p.plan() && p.Portal.Traits().Redirects {
+			p.noteProblems()
 		}
 		freed := len(p.unused) > 0
 		// Close them first: Portal.Apply may remove their addresses, and no reset can come from a removed address.
