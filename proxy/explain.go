@@ -80,6 +80,9 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	// A problem may concern another VIP. The rule of a VIP with endpoints is Reject if the VIP has no listener.
 	served := p.owners[t] == front && p.refused[t] == nil && (v.Cluster.Len() == 0 || p.rules[t].Action != portal.Reject)
 	p.mu.Unlock()
+	if at := q.VIP.Addr(); vip.Kind == config.NodePort && at.IsValid() && at != vip.Addr && p.Portal.Traits().CarriesVIPs() && p.Socket == nil && !p.node.Locality.HasNodePorts(at) {
+		problem, served = &Problem{Err: fmt.Errorf("%s is not an address of this node that has node ports", at)}, false
+	}
 	x := Explanation{Port: v.Port, VIP: vip, Problem: problem, Endpoints: v.All}
 	x.NodeLocal = q.Client.IsValid() && p.node.Locality.OfThisNode(q.Client, vip.Addr)
 	x.Set = v.Endpoints(&vip, x.NodeLocal)

@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -46,6 +47,33 @@ var _ = Describe("a node port on which usher itself listens", func() {
 		v := redirected(config.IPv6, nodePorts(netip.IPv6Unspecified()), servers...)
 		Expect(v.Problem).To(BeNil())
 		Expect(v.Rules).To(HaveLen(2))
+	})
+})
+
+var _ = Describe("an explanation of a node port", func() {
+	It("says at which addresses it is not served", func() {
+		o := defaults()
+		o.SCTP, o.Portal = stream.SCTPOff, withTraits{o.Portal, portal.Traits{Redirects: true}}
+		p := proxy.New(o)
+		DeferCleanup(p.Stop)
+		name := types.NamespacedName{Namespace: "of-proxy", Name: "explained"}
+		all := []config.Endpoint{{Addr: netip.MustParseAddrPort("192.0.2.7:80"), Ready: true}}
+		p.Apply([]config.Service{{Name: name, Ports: []config.ServicePort{{
+			ID: config.PortID{Namespace: name.Namespace, Service: name.Name, Family: config.IPv4}, Protocol: config.TCP,
+			VIPs:      []config.VIP{{Kind: config.NodePort, Addr: netip.IPv4Unspecified(), Port: 30080}},
+			Endpoints: all, Cluster: all, Internal: all, External: all,
+		}}}})
+		cause := func(vip string) proxy.Cause {
+			GinkgoHelper()
+			x, err := p.Explain(proxy.Question{Service: name, VIP: netip.MustParseAddrPort(vip)}, time.Now())
+			Expect(err).NotTo(HaveOccurred())
+			return x.Cause
+		}
+		Expect(cause("0.0.0.0:30080")).To(Equal(proxy.NoCause))
+		Expect(cause("127.0.0.1:30080")).To(Equal(proxy.NoCause))
+		Expect(cause("192.0.2.1:30080")).To(Equal(proxy.HasProblem), "of no interface")
+		p.SetNodePortAddresses([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+		Expect(cause("127.0.0.1:30080")).To(Equal(proxy.HasProblem), "not in --nodeport-addresses")
 	})
 })
 
