@@ -54,7 +54,9 @@ type session struct {
 type unanswered struct {
 	frontend.Connecting
 	kept
-	inSocket *list.Element // in socket.unanswered
+	inSocket  *list.Element  // in socket.unanswered
+	inWaiting *list.Element  // in socket.waiting; nil if it is in none of these lists
+	awaited   *balance.State // the key of that list
 }
 
 // unansweredTimeout is the maximum idle timeout of a session that no endpoint has answered, unless it is inherited or
@@ -98,6 +100,8 @@ var errHops = errors.New("hop limit exhausted: possible loop between nodes")
 // datagrams. The Endpoint has answered when a datagram from it arrives.
 func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Duration) {
 	s.closeSocket() // to the previous endpoint
+	s.stopAwaiting()
+	s.await()
 	lp := s.socket.loop
 	err := s.open(from)
 	if err != nil && search.OutOfResources(err) && evictOldest(&lp.sessions, s) {
@@ -397,6 +401,7 @@ func (s *session) touch() {
 	sk.order.MoveToBack(s.inSocket)
 	if s.search != nil {
 		sk.unanswered.MoveToBack(s.search.inSocket)
+		s.await()
 	}
 	sk.loop.sessions.MoveToBack(s.inLoop)
 	if s.portInSocket != nil {
@@ -406,8 +411,34 @@ func (s *session) touch() {
 	s.siblings.MoveToBack(s.inClient)
 }
 
+// await adds s to the sessions that wait for its endpoint, unless it is among them.
+func (s *session) await() {
+	u, lists := s.search, s.socket.waiting
+	if u.inWaiting != nil {
+		return
+	}
+	u.awaited = s.Endpoint.State
+	if lists[u.awaited] == nil {
+		lists[u.awaited] = new(list.List)
+	}
+	u.inWaiting = lists[u.awaited].PushBack(s)
+}
+
+// stopAwaiting undoes await.
+func (s *session) stopAwaiting() {
+	u, lists := s.search, s.socket.waiting
+	if u.inWaiting == nil {
+		return
+	}
+	if lists[u.awaited].Remove(u.inWaiting); lists[u.awaited].Len() == 0 {
+		delete(lists, u.awaited)
+	}
+	u.inWaiting = nil
+}
+
 // stopSearching drops the state that is needed until an endpoint has answered.
 func (s *session) stopSearching() {
+	s.stopAwaiting()
 	s.search.drop(s.socket.loop)
 	s.socket.unanswered.Remove(s.search.inSocket)
 	s.search = nil

@@ -34,6 +34,8 @@ type socket struct {
 	ported   list.List // those that occupy a port of this node: see session.takePort
 	// The sessions that no endpoint has answered, in the same order.
 	unanswered list.List
+	// The same sessions by the endpoint that they wait for, except those that abandon has removed; no list is empty.
+	waiting map[*balance.State]*list.List
 	// Idle timeouts: of all sessions, and of unanswered ones, which is at most as long.
 	idle, unansweredIdle time.Duration
 	peak                 int // maximum number of sessions since the map was made
@@ -68,7 +70,7 @@ type arrival struct {
 }
 
 func newSocket(l *listener, lp *loop, fd int) *socket {
-	sk := &socket{listener: l, front: l.front, loop: lp, fd: fd, room: batchSize, deaf: true, sessions: map[sessionKey]*session{}}
+	sk := &socket{listener: l, front: l.front, loop: lp, fd: fd, room: batchSize, deaf: true, sessions: map[sessionKey]*session{}, waiting: map[*balance.State]*list.List{}}
 	sk.expiry = time.AfterFunc(time.Hour, func() { _ = lp.poller.Do(sk.expire) })
 	sk.expiry.Stop()
 	return sk
@@ -341,19 +343,25 @@ func (sk *socket) refresh() {
 // abandon is called when an endpoint, whose state is refused, has refused a client. Other sessions that wait for the
 // first answer of this endpoint move to other endpoints. Most of their clients get no ICMP error, since hosts limit
 // these errors. (Linux sends an address six in a burst, then one per second: see icmp_ratelimit, icmp(7).)
+//
+// It removes these sessions from waiting, and also those that have been idle for too long to move. So a refusal costs
+// no time for sessions that an earlier one has handled.
 func (sk *socket) abandon(refused *balance.State) {
+	waiting := sk.waiting[refused]
+	if waiting == nil {
+		return
+	}
+	delete(sk.waiting, refused)
 	now := sk.loop.clock()
-	var waiting []*session
-	for e := sk.unanswered.Back(); e != nil; e = e.Prev() {
+	var moving []*session
+	for e := waiting.Back(); e != nil; e = e.Prev() {
 		s := e.Value.(*session)
-		if now.Sub(s.last) > keptTime {
-			break
-		}
-		if s.Endpoint.State == refused {
-			waiting = append(waiting, s)
+		s.search.inWaiting = nil
+		if now.Sub(s.last) <= keptTime {
+			moving = append(moving, s)
 		}
 	}
-	sk.inTurns(waiting, func(s *session) {
+	sk.inTurns(moving, func(s *session) {
 		if s.search != nil && s.Endpoint.State == refused { // it has not moved meanwhile
 			s.tryAnother(errRefusedOther)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
 )
@@ -168,4 +169,43 @@ func TestUnansweredSessionEndsBeforeAnsweredOne(t *testing.T) {
 			g.Expect(<-left).To(Equal(c.left))
 		})
 	}
+}
+
+// TestRefusalsCostLittleDespiteManySessions expects that the sessions of other endpoints, and those that an earlier
+// refusal has handled, take no time from other clients of the loop.
+func TestRefusalsCostLittleDespiteManySessions(t *testing.T) {
+	g := NewWithT(t)
+	f, _, l := manySessions(t)
+	defer l.Close(frontend.Stopped)
+	sk := l.(*listener).socket
+	shortest := func(refused *balance.State) (shortest time.Duration) {
+		shortest = time.Hour
+		sk.loop.poller.Call(func() {
+			for range 10 {
+				start := time.Now()
+				for range 1000 {
+					sk.abandon(refused)
+				}
+				shortest = min(shortest, time.Since(start))
+			}
+		})
+		return shortest
+	}
+	g.Expect(shortest(new(balance.State))).To(BeNumerically("<", time.Millisecond))
+	g.Expect(f.Sessions.Load()).To(BeEquivalentTo(manyClients))
+	sk.loop.poller.Call(func() {
+		for _, s := range sk.sessions {
+			s.last = s.last.Add(-2 * keptTime) // too long ago for this session to move
+		}
+	})
+	g.Expect(shortest(f.View().All[0].State)).To(BeNumerically("<", time.Millisecond))
+	g.Expect(f.Sessions.Load()).To(BeEquivalentTo(manyClients))
+	sk.loop.poller.Call(func() {
+		for _, s := range sk.sessions {
+			s.touch()
+		}
+	})
+	g.Expect(shortest(f.View().All[0].State)).To(BeNumerically("<", time.Millisecond))
+	g.Eventually(f.Sessions.Load).WithTimeout(20 * time.Second).Should(BeZero())
+	sk.loop.poller.Call(func() { g.Expect(sk.waiting).To(BeEmpty()) })
 }
