@@ -180,11 +180,13 @@ func TestUrgentByteStaysUrgentIfBuffersAreFull(t *testing.T) {
 				break
 			}
 		}
+		// Bytes on the way to the peer, which leave the buffer soon, must not make it writable again.
+		u.Expect(unix.SetsockoptInt(int(u.to.fd), unix.SOL_SOCKET, unix.SO_SNDBUF, 1)).To(Succeed())
 		u.send([]byte("X"), unix.MSG_OOB)
 		u.Eventually(func() (writable bool) {
 			u.pair.onLoop(t, func() { writable = u.to.writable })
 			return writable
-		}).Should(BeFalse())
+		}).WithTimeout(30 * time.Second).Should(BeFalse())
 		return before
 	})
 }
