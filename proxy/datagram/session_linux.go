@@ -604,12 +604,14 @@ func (s *session) end(r outcome.Result) {
 		at = s.Endpoint.Addr
 		s.Endpoint.Moved(r.ToEndpoint, r.ToClient)
 	}
+	lost := forward.Lost(s.fd) // 0 without a socket
 	s.closeSocket()
 	s.socket.forget(s)
 	if s.unreplied {
 		s.socket.replied()
 	}
 	if s.handover == 0 || s.socket.retired == nil { // otherwise the successor continues the session
+		s.Front.Counters.Drop(frontend.DropReceiveBuffer, lost)
 		s.Closed(now, r, at)
 	}
 }

@@ -283,12 +283,18 @@ func (s Socket) unsent() int {
 	if err == nil {
 		return n
 	}
-	// SK_MEMINFO_WMEM_QUEUED is the memory of messages that the peer has not acknowledged; 0 before Linux 4.12.
-	var info [9]uint32
-	size := unsafe.Sizeof(info)
-	_, _, _ = unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(s), unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
-	return int(info[5])
+	return int(memInfo(int(s))[5]) // SK_MEMINFO_WMEM_QUEUED: the memory of messages that the peer has not acknowledged
 }
+
+// memInfo returns SO_MEMINFO of a socket, or zeros before Linux 4.12. The indexes are in linux/sock_diag.h.
+func memInfo(fd int) (info [9]uint32) {
+	size := unsafe.Sizeof(info)
+	_, _, _ = unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	return info
+}
+
+// Lost returns the number of datagrams that the kernel dropped because the socket's receive buffer was full.
+func Lost(fd int) int { return int(memInfo(fd)[8]) } // SK_MEMINFO_DROPS
 
 // unread returns the number of bytes that have arrived and are unread.
 func (s Socket) unread() int {
