@@ -367,23 +367,35 @@ func (p *Poller) take(ms uintptr) bool {
 	return p.count > 0
 }
 
-// tasksPerRound is the maximum number of Do functions that run in a round. It limits how long handlers wait for them.
-const tasksPerRound = 8
+// A round runs up to tasksPerRound of the functions passed to Do, which limits how long handlers wait for them. If
+// turners wait, each round lasts turnsAtLeast or longer, so a single stream would limit the loop to 4,000 functions per
+// second. Then a round continues with functions until tasksAtLeast has passed.
+const (
+	tasksPerRound = 8
+	tasksAtLeast  = turnsAtLeast / 2
+)
 
-// runTasks runs up to tasksPerRound of the functions passed to Do, and reports whether the loop continues.
+// runTasks runs functions passed to Do, and reports whether the loop continues.
 func (p *Poller) runTasks() bool {
 	var count [8]byte
 	_, _ = unix.Read(p.wake, count[:]) // readable, since it woke the loop
-	p.mu.Lock()
-	tasks, over := p.tasks, p.closed
-	p.tasks = nil
-	if len(tasks) > tasksPerRound {
-		tasks, p.tasks, over = tasks[:tasksPerRound:tasksPerRound], tasks[tasksPerRound:], false
-		p.signal()
+	for start := time.Now(); ; {
+		p.mu.Lock()
+		tasks, over := p.tasks, p.closed
+		p.tasks = nil
+		if len(tasks) > tasksPerRound {
+			tasks, p.tasks, over = tasks[:tasksPerRound:tasksPerRound], tasks[tasksPerRound:], false
+		}
+		p.mu.Unlock()
+		for _, f := range tasks {
+			f()
+		}
+		switch {
+		case len(tasks) < tasksPerRound:
+			return !over
+		case len(p.later) == 0 || time.Since(start) >= tasksAtLeast:
+			p.signal()
+			return true
+		}
 	}
-	p.mu.Unlock()
-	for _, f := range tasks {
-		f()
-	}
-	return !over
 }

@@ -92,6 +92,26 @@ func TestManyTasksDoNotStarveHandlers(t *testing.T) {
 	g.Expect(most).To(BeNumerically("<=", 2*tasksPerRound))
 }
 
+// TestTurnsDoNotDelayManyTasks has the turns of a stream that never pauses.
+func TestTurnsDoNotDelayManyTasks(t *testing.T) {
+	g := NewWithT(t)
+	p, err := NewPoller()
+	g.Expect(err).NotTo(HaveOccurred())
+	const tasks = 1000
+	rounds, done := 0, 0
+	var all sync.WaitGroup
+	p.Go(&all, func() {
+		p.OnRoundEnd(func() { rounds++ })
+		p.Later(&untilSeen{poller: p, after: func(int) bool { return done < tasks }})
+		for range tasks {
+			p.Go(&all, func() { done++ })
+		}
+	})
+	all.Wait()
+	p.Close() // the loop has ended, so its variables can be read
+	g.Expect(rounds).To(BeNumerically("<", tasks/tasksPerRound/2))
+}
+
 func TestClosingAPollerRunsItsTasksFirst(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
