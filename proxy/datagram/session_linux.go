@@ -56,7 +56,7 @@ type unanswered struct {
 	kept
 	inSocket  *list.Element  // in socket.unanswered
 	inWaiting *list.Element  // in socket.waiting; nil if it is in none of these lists
-	awaited   *balance.State // the key of that list
+	waitsFor  *balance.State // the key of that list
 }
 
 // unansweredTimeout is the maximum idle timeout of a session that no endpoint has answered, unless it is inherited or
@@ -100,8 +100,8 @@ var errHops = errors.New("hop limit exhausted: possible loop between nodes")
 // datagrams. The Endpoint has answered when a datagram from it arrives.
 func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Duration) {
 	s.closeSocket() // to the previous endpoint
-	s.stopAwaiting()
-	s.await()
+	s.unregister()
+	s.register()
 	lp := s.socket.loop
 	err := s.open(from)
 	if err != nil && search.OutOfResources(err) && evictOldest(&lp.sessions, s) {
@@ -401,7 +401,7 @@ func (s *session) touch() {
 	sk.order.MoveToBack(s.inSocket)
 	if s.search != nil {
 		sk.unanswered.MoveToBack(s.search.inSocket)
-		s.await()
+		s.register()
 	}
 	sk.loop.sessions.MoveToBack(s.inLoop)
 	if s.portInSocket != nil {
@@ -411,34 +411,34 @@ func (s *session) touch() {
 	s.siblings.MoveToBack(s.inClient)
 }
 
-// await adds s to the sessions that wait for its endpoint, unless it is among them.
-func (s *session) await() {
+// register adds s to the sessions that wait for its endpoint, unless it is among them.
+func (s *session) register() {
 	u, lists := s.search, s.socket.waiting
 	if u.inWaiting != nil {
 		return
 	}
-	u.awaited = s.Endpoint.State
-	if lists[u.awaited] == nil {
-		lists[u.awaited] = new(list.List)
+	u.waitsFor = s.Endpoint.State
+	if lists[u.waitsFor] == nil {
+		lists[u.waitsFor] = new(list.List)
 	}
-	u.inWaiting = lists[u.awaited].PushBack(s)
+	u.inWaiting = lists[u.waitsFor].PushBack(s)
 }
 
-// stopAwaiting undoes await.
-func (s *session) stopAwaiting() {
+// unregister undoes register.
+func (s *session) unregister() {
 	u, lists := s.search, s.socket.waiting
 	if u.inWaiting == nil {
 		return
 	}
-	if lists[u.awaited].Remove(u.inWaiting); lists[u.awaited].Len() == 0 {
-		delete(lists, u.awaited)
+	if lists[u.waitsFor].Remove(u.inWaiting); lists[u.waitsFor].Len() == 0 {
+		delete(lists, u.waitsFor)
 	}
 	u.inWaiting = nil
 }
 
 // stopSearching drops the state that is needed until an endpoint has answered.
 func (s *session) stopSearching() {
-	s.stopAwaiting()
+	s.unregister()
 	s.search.drop(s.socket.loop)
 	s.socket.unanswered.Remove(s.search.inSocket)
 	s.search = nil
