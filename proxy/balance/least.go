@@ -19,25 +19,12 @@ var (
 // endpoints the choice is not exact.
 const maxScanned = 1024
 
-func (how *least) new(s *Set) order {
-	o := &leastOrder{least: how}
-	if sharesOf(s).ends != nil {
-		for _, e := range s.endpoints {
-			o.weights = append(o.weights, uint16(weight(e.Endpoint)))
-		}
-	}
-	return o
-}
-
-// leastOrder is the order of one Set.
-type leastOrder struct {
-	*least
-	weights []uint16 // nil if all are the same
-}
+// new returns the order of a Set, which is the same for all.
+func (o *least) new(*Set) order { return o }
 
 // look returns the usable endpoint with the least load. If there is none, the choice looks at all in the order of the
 // Set.
-func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
+func (o *least) look(s *Set, l look, i uint32) *Endpoint {
 	if i > 0 {
 		return nil
 	}
@@ -52,10 +39,7 @@ func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 			at -= n
 		}
 		e := s.endpoints[at]
-		load, weight := uint64(max(e.Active.Load(), 0)), uint64(1)
-		if o.weights != nil {
-			weight = uint64(o.weights[at])
-		}
+		load, weight := uint64(max(e.Active.Load(), 0)), weight(e.Endpoint)
 		busy := o.idleFirst && load > 0
 		load += o.extraLoad
 		if best != nil && (busy && !bestBusy || busy == bestBusy && load*bestWeight >= bestLoad*weight) {

@@ -30,7 +30,7 @@ func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 		return nil
 	}
 	st := &slowStart{length: port.SlowStart, oldest: now, part: 1}
-	if _, ok := s.order.(*leastOrder); ok {
+	if _, ok := s.order.(*least); ok {
 		st.part = 1 / float64(len(s.endpoints)) // a new endpoint has the least load, and would get all turns
 	}
 	for _, e := range s.endpoints {
