@@ -60,7 +60,7 @@ func (v *viaFlag) open(rest *rest.Config, o *proxy.Options, log logrus.FieldLogg
 	}
 	o.Dial, o.TCPOnly = dialer.Dial, portforward.ErrTCPOnly
 	if *v == viaAuto {
-		o.Dial, o.TCPOnly = (&portforward.Auto{Direct: o.DirectDial, Else: dialer.Dial}).Dial, nil
+		o.Dial, o.TCPOnly = portforward.Auto(o.DirectDial, dialer.Dial), nil
 	}
 	return dialer.Close, nil
 }

@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"sync"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -23,76 +24,49 @@ const (
 // A Dial connects to an endpoint. It returns when ctx ends.
 type Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 
-// Auto connects to endpoints directly where that works, and otherwise in another way. It decides per network of
-// endpoints, and remembers the result for a minute. A network is a /24 of IPv4 or a /64 of IPv6, usually the Pod
-// network of one node.
+// Auto returns a Dial that connects to endpoints directly where that works, and otherwise with other. It decides per
+// network of endpoints, and remembers the result for a minute. A network is a /24 of IPv4 or a /64 of IPv6, usually the
+// Pod network of one node.
 //
 // It dials an endpoint without a Pod directly: the API server forwards no port to it.
 //
 // A network counts as reachable once a connection to one of its endpoints was established. So Auto is unsuitable if
 // hosts in the user's own network have addresses of the cluster. A refusal decides nothing, since a firewall may have
 // refused.
-type Auto struct {
-	Direct, Else Dial
-
-	mu       sync.Mutex
-	networks map[netip.Prefix]verdict
-}
-
-// verdict is whether a network is reachable.
-type verdict struct {
-	direct bool
-	until  time.Time
-}
-
-// Dial connects to an endpoint.
-func (a *Auto) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
-	if to.Pod == "" {
-		return a.Direct(ctx, to)
+func Auto(direct, other Dial) Dial {
+	networks := cache.NewExpiring() // a bool for each network: whether it is reachable
+	return func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+		if to.Pod == "" {
+			return direct(ctx, to)
+		}
+		network := networkOf(to.Addr.Addr())
+		reachable, known := networks.Get(network)
+		if reachable == false {
+			return other(ctx, to)
+		}
+		conn, err := tryDirect(ctx, to, direct, known)
+		switch {
+		case err == nil:
+			networks.Set(network, true, recheckTime)
+			return conn, nil
+		case known, ctx.Err() != nil:
+			return nil, err
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			networks.Set(network, false, recheckTime)
+		}
+		return other(ctx, to)
 	}
-	network := networkOf(to.Addr.Addr())
-	known, direct := a.verdict(network)
-	if known && !direct {
-		return a.Else(ctx, to)
-	}
-	conn, err := a.tryDirect(ctx, to, known)
-	switch {
-	case err == nil:
-		a.decide(network, true)
-		return conn, nil
-	case known, ctx.Err() != nil:
-		return nil, err
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		a.decide(network, false)
-	}
-	return a.Else(ctx, to)
 }
 
 // tryDirect dials directly, with a short timeout unless the network is known to be reachable.
-func (a *Auto) tryDirect(ctx context.Context, to *config.Endpoint, known bool) (forward.Conn, error) {
+func tryDirect(ctx context.Context, to *config.Endpoint, direct Dial, known bool) (forward.Conn, error) {
 	if known {
-		return a.Direct(ctx, to)
+		return direct(ctx, to)
 	}
 	short, cancel := context.WithTimeout(ctx, directTime)
 	defer cancel()
-	return a.Direct(short, to)
-}
-
-func (a *Auto) verdict(network netip.Prefix) (known, direct bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	v := a.networks[network]
-	return time.Now().Before(v.until), v.direct
-}
-
-func (a *Auto) decide(network netip.Prefix, direct bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.networks == nil {
-		a.networks = map[netip.Prefix]verdict{}
-	}
-	a.networks[network] = verdict{direct, time.Now().Add(recheckTime)}
+	return direct(short, to)
 }
 
 func networkOf(addr netip.Addr) netip.Prefix {

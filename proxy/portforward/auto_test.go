@@ -48,8 +48,8 @@ func TestAutoRemembersReachableNetworks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var now step
 				var tried string
-				auto := Auto{
-					Direct: func(ctx context.Context, _ *config.Endpoint) (forward.Conn, error) {
+				dial := Auto(
+					func(ctx context.Context, _ *config.Endpoint) (forward.Conn, error) {
 						tried += " direct"
 						if now.direct == silent {
 							<-ctx.Done()
@@ -57,11 +57,11 @@ func TestAutoRemembersReachableNetworks(t *testing.T) {
 						}
 						return nil, now.direct
 					},
-					Else: func(context.Context, *config.Endpoint) (forward.Conn, error) {
+					func(context.Context, *config.Endpoint) (forward.Conn, error) {
 						tried += " else"
 						return nil, nil
 					},
-				}
+				)
 				for i, s := range steps {
 					now, tried = s, ""
 					time.Sleep(s.later)
@@ -70,7 +70,7 @@ func TestAutoRemembersReachableNetworks(t *testing.T) {
 						pod = ""
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), Schedule[0])
-					_, _ = auto.Dial(ctx, &config.Endpoint{Addr: netip.MustParseAddrPort(s.endpoint), Pod: pod})
+					_, _ = dial(ctx, &config.Endpoint{Addr: netip.MustParseAddrPort(s.endpoint), Pod: pod})
 					cancel()
 					if tried != " "+s.tried {
 						t.Errorf("step %d: tried%s, not %s", i+1, tried, s.tried)
