@@ -3,9 +3,9 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -146,9 +146,7 @@ func (l label) bill(binary string, used []*debianPackage) ([]byte, error) {
 	for _, p := range used {
 		sbom.Add(doc, "deb/debian/", p.field("Package"), p.field("Version"))
 	}
-	var out bytes.Buffer
-	err = sbom.Write(&out, doc)
-	return out.Bytes(), err
+	return sbom.JSON(doc)
 }
 
 // zstdLevel is the compression level of layers. They are a fifth smaller than with gzip, and container
@@ -215,7 +213,23 @@ func (l label) write(out string, images []platformImage) error {
 	if _, err := layout.Write(dir, whole); err != nil {
 		return err
 	}
-	if err := l.archive(dir, out); err != nil {
+	files := map[string]file{}
+	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		files[name] = file{mode: 0o644, text: text}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	archive, err := packed(files, l.created)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(out, archive, 0o644); err != nil {
 		return err
 	}
 	digest, err := index.Digest()
@@ -224,33 +238,4 @@ func (l label) write(out string, images []platformImage) error {
 	}
 	fmt.Printf("%s\n%s:%s@%s\n", out, l.repository, l.version, digest)
 	return nil
-}
-
-// archive writes a tar archive of a folder.
-func (l label) archive(dir, out string) (err error) {
-	f, err := os.Create(out)
-	if err != nil {
-		return err
-	}
-	defer func() { err = cmp.Or(err, f.Close()) }()
-	archive := tar.NewWriter(f)
-	defer func() { err = cmp.Or(err, archive.Close()) }()
-	return filepath.WalkDir(dir, func(name string, entry os.DirEntry, err error) error { // in the order of names
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		relative, err := filepath.Rel(dir, name)
-		if err != nil {
-			return err
-		}
-		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: filepath.ToSlash(relative), Mode: 0o644, Size: int64(len(text)), ModTime: l.created}); err != nil {
-			return err
-		}
-		_, err = archive.Write(text)
-		return err
-	})
 }

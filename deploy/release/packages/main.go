@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"debug/buildinfo"
 	"errors"
 	"flag"
@@ -230,9 +229,9 @@ func (r *release) bill(file, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var text bytes.Buffer
-	if err := sbom.Write(&text, doc); err != nil {
+	text, err := sbom.JSON(doc)
+	if err != nil {
 		return "", err
 	}
-	return name, os.WriteFile(filepath.Join(r.out, name), text.Bytes(), 0o644)
+	return name, os.WriteFile(filepath.Join(r.out, name), text, 0o644)
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"regexp"
@@ -43,7 +42,7 @@ func Program(file, version string, created time.Time) (*spdx.Document, error) {
 		DataLicense:       spdx.DataLicense,
 		SPDXIdentifier:    "DOCUMENT",
 		DocumentName:      fmt.Sprintf("%s %s %s/%s", name, version, setting(info, "GOOS"), setting(info, "GOARCH")),
-		DocumentNamespace: fmt.Sprintf("https://%s/spdx/%s", info.Main.Path, name), // Write completes it
+		DocumentNamespace: fmt.Sprintf("https://%s/spdx/%s", info.Main.Path, name), // JSON completes it
 		CreationInfo: &spdx.CreationInfo{
 			Creators: []spdx.Creator{{CreatorType: "Tool", Creator: info.Main.Path + "/deploy/release"}},
 			Created:  created.UTC().Format(time.RFC3339),
@@ -113,15 +112,17 @@ func Add(doc *spdx.Document, kind, name, version string) {
 	relate(doc, described(doc).RefB.ElementRefID, common.TypeRelationshipContains, p)
 }
 
-// Write writes doc as JSON. Call it last: the namespace gets the SHA-256 of the rest, so that it is unique
+// JSON returns doc as JSON. Call it last: the namespace gets the SHA-256 of the rest, so that it is unique
 // (SPDX 2.3, 6.5).
-func Write(w io.Writer, doc *spdx.Document) error {
+func JSON(doc *spdx.Document) ([]byte, error) {
 	text, err := json.Marshal(doc)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	doc.DocumentNamespace += fmt.Sprintf("-%x", sha256.Sum256(text))
-	return spdxjson.Write(doc, w, spdxjson.Indent("  "), spdxjson.EscapeHTML(false))
+	var out bytes.Buffer
+	err = spdxjson.Write(doc, &out, spdxjson.Indent("  "), spdxjson.EscapeHTML(false))
+	return out.Bytes(), err
 }
 
 var notInID = regexp.MustCompile(`[^a-zA-Z0-9.]+`)

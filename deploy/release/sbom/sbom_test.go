@@ -39,12 +39,12 @@ func written(change func(*spdx.Document)) (string, *spdx.Document) {
 	doc, err := Program(program, "v1.2.3", created)
 	Expect(err).NotTo(HaveOccurred())
 	change(doc)
-	var text bytes.Buffer
-	Expect(Write(&text, doc)).To(Succeed())
-	read, err := spdxjson.Read(bytes.NewReader(text.Bytes()))
+	text, err := JSON(doc)
+	Expect(err).NotTo(HaveOccurred())
+	read, err := spdxjson.Read(bytes.NewReader(text))
 	Expect(err).NotTo(HaveOccurred())
 	Expect(spdxlib.ValidateDocument(read)).To(Succeed())
-	return text.String(), read
+	return string(text), read
 }
 
 func asItIs(*spdx.Document)         {}
