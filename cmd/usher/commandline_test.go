@@ -132,5 +132,5 @@ var _ = Describe("the command line", func() {
 		Expect(flags(main)).To(Equal(most + 2)) // --help, --help-all
 		Expect(main).To(ContainSubstring(fmt.Sprintf("\n%d more flags: 'usher %s --help-all'\n", flags(all)-flags(main), command)))
 		Expect(all).To(And(ContainSubstring("\n  --probe-rise int"), Not(ContainSubstring("more flags"))))
-	}, Entry(nil, "run", 26), Entry(nil, "demo", 6))
+	}, Entry(nil, "run", 26), Entry(nil, "demo", 5))
 })

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -49,7 +48,6 @@ the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher 
   usher demo ask web --count=3          # as a client, or with curl
   usher demo play docs/course/2-retry.yaml
 
-  usher demo --ask-every=1s             # built-in clients ask every Service
   usher demo --once                     # send requests, print the outcome, exit`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -61,21 +59,19 @@ the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher 
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&d.once, "once", false, "Make the requests, print the outcome and exit; the exit code is 0 only if every request had the expected outcome")
-	flags.DurationVar(&d.askEvery, "ask-every", 0, "Interval at which a client in this process sends a request to each Service. 0 = never")
 	flags.StringVar(&d.AdminAddress, "admin-address", cli.DefaultAdminAddress, "Listen address `host:port` of the API and the pages. If the default port is in use, a free port is selected. Empty = none")
 	cli.Group(flags, "Demo")
 	d.RegisterProxy(flags)
 	cli.SetDefault(flags, "quarantine-max", "5s") // so that a repaired endpoint is back soon
 	d.Logs.Register(flags, "text")
-	cli.MainFlags(cmd, "once", "ask-every", "admin-address", "portal", "scheduler", "log-level")
+	cli.MainFlags(cmd, "once", "admin-address", "portal", "scheduler", "log-level")
 	cmd.AddCommand(newDemoBreak(), newDemoRepair(), newDemoEndpoints(), newDemoAsk(), newDemoPlay())
 	return cmd
 }
 
 type demoCommand struct {
 	serve.Flags
-	once     bool
-	askEvery time.Duration
+	once bool
 }
 
 func (d *demoCommand) run(cmd *cobra.Command) error {
@@ -108,9 +104,6 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 			return
 		}
 		printHowToGoOn(out, now.AdminAddress, shown.Dir != "")
-		if d.askEvery > 0 {
-			go demo.KeepAsking(ctx, now.Proxy, d.askEvery)
-		}
 	}
 	if !d.once {
 		d.OnTrace = serve.PrintTrace(out)
@@ -133,9 +126,6 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 // complete checks the flags. It selects another port for the API if the default one is in use and the
 // user has not set it.
 func (d *demoCommand) complete(cmd *cobra.Command) error {
-	if d.askEvery < 0 {
-		return cli.Usagef("--ask-every: invalid value \"%s\": must be at least 0s", d.askEvery)
-	}
 	if err := d.Complete(cmd); err != nil {
 		return err
 	}

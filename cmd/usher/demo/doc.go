@@ -3,8 +3,8 @@
 //
 // [Start] starts the servers on loopback ports and writes the manifests that make
 // them the endpoints of Services, for a proxy that the caller runs. Handler adds the
-// routes for 'usher demo break' and 'repair' to the proxy's API. [AskAll] and [KeepAsking]
-// are the clients. The package also prints the output for users, since the purpose of
+// routes for 'usher demo break' and 'repair' to the proxy's API. [AskAll] is
+// the client. The package also prints the output for users, since the purpose of
 // the demo is to be watched.
 //
 //	services.go            the Services, and their manifests

@@ -9,12 +9,10 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -220,19 +218,5 @@ func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t targ
 		if e.Kind == trace.Closed || e.Kind == trace.Established && t.protocol == corev1.ProtocolUDP {
 			return
 		}
-	}
-}
-
-// KeepAsking sends a request to every Service that p serves, at every interval, until ctx ends.
-// The trace shows the results.
-func KeepAsking(ctx context.Context, p *proxy.Proxy, interval time.Duration) {
-	var asking sync.WaitGroup
-	defer asking.Wait()
-	for _, t := range targetsOf(p) {
-		if t.unserved != "" {
-			continue
-		}
-		ask := func(ctx context.Context) { _, _ = t.ask(ctx) } // seen in the trace
-		asking.Go(func() { wait.NonSlidingUntilWithContext(ctx, ask, interval) })
 	}
 }
