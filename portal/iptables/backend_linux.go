@@ -176,8 +176,10 @@ func (f *backend) probe(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if err := try("addrtype"); err != nil {
+		return err
+	}
 	f.at.Comment = has("comment")
-	f.at.AddrType = has("addrtype")
 	if f.at.Mark != 0 && !has("mark") {
 		f.log.Info("The match \"mark\" is missing; usher's own packets are not distinguished from clients' packets")
 		f.at.Mark, f.at.Answers = 0, false

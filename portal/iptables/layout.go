@@ -229,10 +229,7 @@ func addServiceCIDRs(tables map[string]*contents, at redirect.Setting) {
 	if len(at.ServiceCIDRs) == 0 || at.NoReject {
 		return
 	}
-	var specs []spec
-	if at.AddrType {
-		specs = append(specs, spec{Match: redirect.Match{DstLocal: true}, jump: "RETURN", toPort: -1})
-	}
+	specs := []spec{{Match: redirect.Match{DstLocal: true}, jump: "RETURN", toPort: -1}}
 	for _, p := range at.ServiceCIDRs {
 		specs = append(specs, spec{Match: redirect.Match{Dst: p}, jump: "REJECT", toPort: -1})
 	}

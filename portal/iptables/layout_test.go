@@ -221,11 +221,9 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(lines(tables["nat"].chains, "USHER-NODEPORTS")).To(HaveExactElements(HavePrefix("-p tcp -m tcp --dport 30080 ")))
 	})
 
-	It("works without addrtype and comments, and uses REDIRECT without a redirect address", func() {
-		tables := layOut([]portal.Rule{Redirect(Target(portal.TCP, "0.0.0.0:30080"), 40001)},
-			redirect.Setting{Local: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.1/32")}})
-		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(Equal([]string{
-			"-d 10.0.0.1/32 -j USHER-NODEPORTS", "-d 127.0.0.0/8 -j USHER-NODEPORTS"}))
+	It("works without comments, and uses REDIRECT without a redirect address", func() {
+		tables := layOut([]portal.Rule{Redirect(Target(portal.TCP, "0.0.0.0:30080"), 40001)}, redirect.Setting{})
+		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(Equal([]string{"-m addrtype --dst-type LOCAL -j USHER-NODEPORTS"}))
 		Expect(lines(tables["nat"].chains, "USHER-NODEPORTS")).To(Equal([]string{
 			"-p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 40001"}))
 	})
@@ -241,10 +239,7 @@ var _ = Describe("the layout of iptables chains", func() {
 			"-d 10.0.0.0/8 -m addrtype --dst-type LOCAL -j USHER-NODEPORTS", "-d 127.0.0.1/32 -m addrtype --dst-type LOCAL -j USHER-NODEPORTS"}))
 		Expect(jumps(six)).To(Equal([]string{"-d fd00::/8 -m addrtype --dst-type LOCAL -j USHER-NODEPORTS"}))
 
-		within.AddrType, within.Local = false, Prefixes("127.0.0.0/8", "10.1.2.3/32", "192.168.1.1/32")
-		Expect(jumps(four)).To(Equal([]string{"-d 10.1.2.3/32 -j USHER-NODEPORTS", "-d 127.0.0.1/32 -j USHER-NODEPORTS"}))
-
-		within.AddrType, within.NodePorts = true, Prefixes("0.0.0.0/0")
+		within.NodePorts = Prefixes("0.0.0.0/0")
 		Expect(jumps(four)).To(Equal([]string{"-m addrtype --dst-type LOCAL -j USHER-NODEPORTS"}))
 		Expect(jumps(six)).To(BeEmpty())
 	})
@@ -269,14 +264,10 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(lines(tables["mangle"].chains, "USHER-OUTSIDE")).To(Equal([]string{
 			"-m addrtype --src-type LOCAL -j RETURN", "-s 10.1.0.0/24 -j RETURN", "-j DROP"}))
 
-		at.AddrType, at.Local = false, Prefixes("127.0.0.0/8", "10.0.0.1/32")
-		Expect(lines(layOut([]portal.Rule{rule}, at)["mangle"].chains, "USHER-OUTSIDE")).To(Equal([]string{
-			"-s 127.0.0.0/8 -j RETURN", "-s 10.0.0.1/32 -j RETURN", "-s 10.1.0.0/24 -j RETURN", "-j DROP"}))
-
 		at.Pods, at.PodInterfaces = nil, "cali+"
 		outside := layOut([]portal.Rule{rule}, at)["mangle"].chains["USHER-OUTSIDE"]
-		Expect(outside[2].String()).To(Equal("-i cali+ -j RETURN"))
-		Expect(parseSpec(words(outside[2].String()))).To(Equal(outside[2]))
+		Expect(outside[1].String()).To(Equal("-i cali+ -j RETURN"))
+		Expect(parseSpec(words(outside[1].String()))).To(Equal(outside[1]))
 	})
 
 	It("drops connections from other sources, with one chain for rules with equal sources", func() {

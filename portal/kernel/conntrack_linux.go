@@ -37,7 +37,7 @@ func ForgetFlows(want map[portal.Target]int) error {
 			continue
 		}
 		if filter.nodePorts {
-			filter.local = LocalPrefixes(family)
+			filter.local = localPrefixes(family)
 		}
 		header := &nl.Nfgenmsg{NfgenFamily: uint8(NetlinkFamily(family)), Version: unix.NFNETLINK_V0}
 		dump := nl.NewNetlinkRequest(getConntrack, unix.NLM_F_DUMP)
@@ -120,8 +120,8 @@ func (s staleFlows) matches(entry []byte) bool {
 	return !redirected || int(from.Port()) != port
 }
 
-// LocalPrefixes returns this node's addresses in a family, with all of loopback.
-func LocalPrefixes(family portal.Family) []netip.Prefix {
+// localPrefixes returns this node's addresses in a family, with all of loopback.
+func localPrefixes(family portal.Family) []netip.Prefix {
 	prefixes := []netip.Prefix{netip.PrefixFrom(netip.IPv6Loopback(), 128)}
 	if family == portal.IPv4 {
 		prefixes[0] = netip.MustParsePrefix("127.0.0.0/8")

@@ -68,26 +68,24 @@ func (f *backend) probe() error {
 		if redirectAddr.IsValid() && noRedirectAddr != nil {
 			continue
 		}
-		for _, fib := range []bool{true, false} {
-			f.at.RedirectAddr, f.at.AddrType = redirectAddr, fib
-			if err := try(); err != nil {
-				first = cmp.Or(first, err)
-				continue
-			}
-			f.at.ProbeOwnOnly(f.family, f.log, try)
-			f.at.ServiceCIDRs = []netip.Prefix{netip.PrefixFrom(f.family.Any(), 32)}
-			if err := try(); err != nil {
-				f.at.GiveUpReject(f.log, err)
-			}
-			f.at.ServiceCIDRs = nil
-			if f.at.Answers = answers; answers {
-				f.probeAnswers(try)
-			}
-			if !redirectAddr.IsValid() {
-				f.log.WithError(errors.Join(noRedirectAddr, first)).Info("Packets will be redirected to the address of their incoming interface")
-			}
-			return undecided
+		f.at.RedirectAddr = redirectAddr
+		if err := try(); err != nil {
+			first = cmp.Or(first, err)
+			continue
 		}
+		f.at.ProbeOwnOnly(f.family, f.log, try)
+		f.at.ServiceCIDRs = []netip.Prefix{netip.PrefixFrom(f.family.Any(), 32)}
+		if err := try(); err != nil {
+			f.at.GiveUpReject(f.log, err)
+		}
+		f.at.ServiceCIDRs = nil
+		if f.at.Answers = answers; answers {
+			f.probeAnswers(try)
+		}
+		if !redirectAddr.IsValid() {
+			f.log.WithError(errors.Join(noRedirectAddr, first)).Info("Packets will be redirected to the address of their incoming interface")
+		}
+		return undecided
 	}
 	return fmt.Errorf("testing nftables with a dedicated table: %w", cmp.Or(undecided, first))
 }

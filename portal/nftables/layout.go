@@ -198,10 +198,7 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 		}
 	}
 	if len(at.ServiceCIDRs) > 0 && !at.NoReject {
-		var rules []rule
-		if at.AddrType {
-			rules = append(rules, rule{Match: redirect.Match{DstLocal: true}, verdict: verdictReturn, ip6: six})
-		}
+		rules := []rule{{Match: redirect.Match{DstLocal: true}, verdict: verdictReturn, ip6: six}}
 		for _, p := range at.ServiceCIDRs {
 			rules = append(rules, rule{Match: redirect.Match{Dst: p}, fresh: true, verdict: verdictReject, ip6: six})
 		}

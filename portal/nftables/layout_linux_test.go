@@ -49,7 +49,7 @@ var _ = Describe("the layout of the nftables table", func() {
 	})
 
 	It("redirects to an address of the interface if there is no redirect address", func() {
-		Expect(lines(fixedChains(portal.IPv6, redirect.Setting{AddrType: true})[namePortals])).To(Equal([]string{
+		Expect(lines(fixedChains(portal.IPv6, redirect.Setting{})[namePortals])).To(Equal([]string{
 			"ip6 daddr . meta l4proto . th dport vmap @guards",
 			"meta l4proto { tcp, udp, sctp } redirect to : ip6 daddr . meta l4proto . th dport map @portals",
 			"meta l4proto { tcp, udp, sctp } redirect to : ip6 daddr map @cluster-ips",
@@ -112,8 +112,6 @@ var _ = Describe("the layout of the nftables table", func() {
 		within := redirects.Usual
 		within.NodePorts = Prefixes("10.0.0.0/8", "fd00::/8")
 		Expect(lines(fixedChains(portal.IPv4, within)[namePortals])).To(ContainElement("ip daddr 10.0.0.0/8 fib daddr type local jump node-ports"))
-		within.AddrType, within.Local = false, Prefixes("127.0.0.0/8", "10.1.2.3/32")
-		Expect(lines(fixedChains(portal.IPv4, within)[namePortals])[3:]).To(Equal([]string{"ip daddr 10.1.2.3/32 jump node-ports"}))
 		within.NodePorts = Prefixes("10.0.0.0/8")
 		Expect(fixedChains(portal.IPv6, within)[namePortals]).To(HaveLen(3))
 	})
@@ -123,13 +121,10 @@ var _ = Describe("the layout of the nftables table", func() {
 		at.Pods = Prefixes("10.1.0.0/24", "fd01::/64")
 		Expect(lines(fixedChains(portal.IPv4, at)[nameOutside])).To(Equal([]string{
 			"fib saddr type local return", "ip saddr 10.1.0.0/24 return", "drop"}))
-		at.AddrType, at.Local = false, Prefixes("127.0.0.0/8")
-		Expect(lines(fixedChains(portal.IPv4, at)[nameOutside])).To(Equal([]string{
-			"ip saddr 127.0.0.0/8 return", "ip saddr 10.1.0.0/24 return", "drop"}))
 		at.Pods = nil
 		for interfaces, match := range map[portal.Interfaces]string{"cni0": `iifname "cni0"`, "cali+": `iifname "cali*"`} {
 			at.PodInterfaces = interfaces
-			Expect(lines(fixedChains(portal.IPv6, at)[nameOutside])).To(Equal([]string{"ip6 saddr 127.0.0.0/8 return", match + " return", "drop"}))
+			Expect(lines(fixedChains(portal.IPv6, at)[nameOutside])).To(Equal([]string{"fib saddr type local return", match + " return", "drop"}))
 		}
 	})
 

@@ -104,9 +104,6 @@ func (m *machine) refusal(t portal.Target) error {
 // rules are no error.
 func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	at := m.backend.Setting()
-	if !at.AddrType {
-		at.Local = kernel.LocalPrefixes(m.family)
-	}
 	m.routed = m.routed && only != nil && !reread
 	var landed []string
 	if !m.hasRedirectAddr() {

@@ -13,9 +13,8 @@ import (
 // Setting holds the inputs of the kernel's rules in addition to portal.Rules. A backend determines what the kernel
 // supports; its caller keeps the rest up to date.
 type Setting struct {
-	// Comment and AddrType say that these matches are available. In nftables AddrType is called fib, and comments are
-	// always available.
-	Comment, AddrType bool
+	// Comment says that the match is available. In nftables it always is.
+	Comment bool
 	// RedirectAddr is the new destination of packets; if it is invalid, the kernel selects an address of their incoming
 	// interface.
 	RedirectAddr netip.Addr
@@ -25,8 +24,6 @@ type Setting struct {
 	// NoPort0 says that iptables rejects DNAT to port 0 (before 1.8.8). Rejected targets then use REDIRECT to
 	// RejectPort.
 	NoPort0 bool
-	// Local are the node's own addresses, for kernels without addrtype.
-	Local []netip.Prefix
 	// NodePorts are the networks of the addresses that have node ports; none means all addresses.
 	NodePorts []netip.Prefix
 	// Pods are the networks of this node's Pods, and PodInterfaces are as in Options. Single Pod addresses would need a
@@ -65,11 +62,7 @@ type Match struct {
 
 // Insiders matches packets from this node and its Pods.
 func (at Setting) Insiders(family portal.Family) (sources []Match) {
-	if at.AddrType {
-		sources = append(sources, Match{SrcLocal: true})
-	} else {
-		sources = FromEach(at.Local)
-	}
+	sources = []Match{{SrcLocal: true}}
 	if at.PodInterfaces != "" {
 		sources = append(sources, Match{In: at.PodInterfaces})
 	}
@@ -82,14 +75,8 @@ func (at Setting) NodeAddresses(family portal.Family) (these []Match) {
 	if len(at.NodePorts) == 0 {
 		within = []netip.Prefix{netip.PrefixFrom(family.Any(), 0)}
 	}
-	if at.AddrType {
-		for _, p := range within {
-			these = append(these, Match{Dst: orEverywhere(p), DstLocal: true})
-		}
-		return these
-	}
-	for _, p := range intersections(at.Local, within) {
-		these = append(these, Match{Dst: p})
+	for _, p := range within {
+		these = append(these, Match{Dst: orEverywhere(p), DstLocal: true})
 	}
 	return these
 }
@@ -106,23 +93,6 @@ func FromEach(networks []netip.Prefix) (sources []Match) {
 		sources = append(sources, Match{Src: orEverywhere(n)})
 	}
 	return sources
-}
-
-// intersections returns the prefixes that are in one of a and in one of b.
-func intersections(a, b []netip.Prefix) []netip.Prefix {
-	var both []netip.Prefix
-	for _, p := range a {
-		for _, q := range b {
-			switch {
-			case !p.Overlaps(q):
-			case p.Bits() > q.Bits():
-				both = append(both, p)
-			default:
-				both = append(both, q)
-			}
-		}
-	}
-	return portal.PlainPrefixes(both)
 }
 
 // orEverywhere returns p for use in a Match: the zero prefix if p contains every address.

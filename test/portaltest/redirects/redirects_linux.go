@@ -587,51 +587,38 @@ func ItRedirects(k *Kind) {
 		Expect(n.Node.State()).To(Equal(before))
 	})
 
-	DescribeTable("serves node ports only at the configured addresses,",
-		func(addrtype bool) {
-			n.AddOutside()
-			k.opts.NodePortAddresses = Prefixes("10.1.0.0/16", "fd01::/64")
-			p := k.open(n)
-			for _, at := range settings(p) {
-				at.AddrType = addrtype
-			}
-			n.Publish(p, "web", WebNode4, WebNode6, Web4)
-			later := netip.MustParseAddr("10.1.77.1")
-			n.Node.Sh("ip addr add 10.1.77.1/32 dev lo")
-			if !addrtype {
-				Expect(n.Check(p)).To(BeNumerically(">=", 1))
-			}
-			for _, from := range []*Host{n.Node, n.Pod} {
-				Expect(from.Ask(At(WebNode4, NodeIP4))).To(Equal("web 10.1.0.1:30080"))
-				Expect(from.Ask(At(WebNode4, later))).To(Equal("web 10.1.77.1:30080"))
-				Expect(from.Ask(At(WebNode6, NodeIP6))).To(Equal("web [fd01::1]:30080"))
-				Expect(from.Ask(At(WebNode4, netip.MustParseAddr("10.2.0.1")))).To(Equal("refused"))
-				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
-			}
-			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
-			Expect(n.Node.Ask(At(WebNode6, netip.IPv6Loopback()))).To(Equal("refused"))
-			n.Node.Sh("ip addr del 10.1.77.1/32 dev lo")
-			if !addrtype {
-				Expect(n.Check(p)).To(BeNumerically(">=", 1))
-			}
-			Expect(n.Check(p)).To(BeZero())
-			Expect(n.Node.AskFrom(At(WebNode4, later), 0, Soon)).To(Equal("silence"))
+	It("serves node ports only at the configured addresses", func() {
+		n.AddOutside()
+		k.opts.NodePortAddresses = Prefixes("10.1.0.0/16", "fd01::/64")
+		p := k.open(n)
+		n.Publish(p, "web", WebNode4, WebNode6, Web4)
+		later := netip.MustParseAddr("10.1.77.1")
+		n.Node.Sh("ip addr add 10.1.77.1/32 dev lo")
+		for _, from := range []*Host{n.Node, n.Pod} {
+			Expect(from.Ask(At(WebNode4, NodeIP4))).To(Equal("web 10.1.0.1:30080"))
+			Expect(from.Ask(At(WebNode4, later))).To(Equal("web 10.1.77.1:30080"))
+			Expect(from.Ask(At(WebNode6, NodeIP6))).To(Equal("web [fd01::1]:30080"))
+			Expect(from.Ask(At(WebNode4, netip.MustParseAddr("10.2.0.1")))).To(Equal("refused"))
+			Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+		}
+		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
+		Expect(n.Node.Ask(At(WebNode6, netip.IPv6Loopback()))).To(Equal("refused"))
+		n.Node.Sh("ip addr del 10.1.77.1/32 dev lo")
+		Expect(n.Check(p)).To(BeZero())
+		Expect(n.Node.AskFrom(At(WebNode4, later), 0, Soon)).To(Equal("silence"))
 
-			By("configuring other addresses")
-			p.Set(func(s *portal.Settings) { s.NodePortAddresses = Prefixes("127.0.0.0/8", "::1/128") })
-			n.Apply(p, nil, nil)
-			Expect(n.Pod.Ask(At(WebNode4, NodeIP4))).To(Equal("refused"))
-			Expect(n.Pod.Ask(At(WebNode6, NodeIP6))).To(Equal("refused"))
-			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
-			Expect(n.Check(p)).To(BeZero())
-			p.Set(func(s *portal.Settings) { s.NodePortAddresses = Prefixes("::/128") })
-			n.Apply(p, nil, nil)
-			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
-			Expect(n.Check(p)).To(BeZero())
-		},
-		Entry("with addrtype", true),
-		Entry("with a list of addresses instead of addrtype", false),
-	)
+		By("configuring other addresses")
+		p.Set(func(s *portal.Settings) { s.NodePortAddresses = Prefixes("127.0.0.0/8", "::1/128") })
+		n.Apply(p, nil, nil)
+		Expect(n.Pod.Ask(At(WebNode4, NodeIP4))).To(Equal("refused"))
+		Expect(n.Pod.Ask(At(WebNode6, NodeIP6))).To(Equal("refused"))
+		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
+		Expect(n.Check(p)).To(BeZero())
+		p.Set(func(s *portal.Settings) { s.NodePortAddresses = Prefixes("::/128") })
+		n.Apply(p, nil, nil)
+		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
+		Expect(n.Check(p)).To(BeZero())
+	})
 
 	It("reinstalls flushed rules with the next change", func() {
 		p := k.open(n)
@@ -675,7 +662,6 @@ func ItRedirects(k *Kind) {
 			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
 		},
 		Entry("with all optional matches", func(*redirect.Setting) {}),
-		Entry("without addrtype", func(m *redirect.Setting) { m.AddrType = false }),
 		Entry("without a redirect address", func(m *redirect.Setting) { m.RedirectAddr = netip.Addr{} }),
 		Entry("without comments", func(m *redirect.Setting) { m.Comment = false }),
 	)

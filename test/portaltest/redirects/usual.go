@@ -7,4 +7,4 @@ import (
 )
 
 // Usual is a setting in which every match is available.
-var Usual = redirect.Setting{Comment: true, AddrType: true, RedirectAddr: kernel.RedirectAddr(portal.IPv4)}
+var Usual = redirect.Setting{Comment: true, RedirectAddr: kernel.RedirectAddr(portal.IPv4)}
