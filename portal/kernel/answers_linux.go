@@ -37,7 +37,7 @@ const (
 func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
 	rule := func(priority int, mark uint32) *netlink.Rule {
 		r := netlink.NewRule()
-		r.Family, r.Priority, r.Protocol = NetlinkFamily(family), priority, RouteProtocol
+		r.Family, r.Priority, r.Protocol = netlinkFamily(family), priority, RouteProtocol
 		if r.Mark = mark; mark != 0 {
 			r.Mask = &mark
 		}
@@ -120,11 +120,11 @@ func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err
 		return nil, err
 	}
 	defer r.Close()
-	rules, err := r.handle.RuleList(NetlinkFamily(family))
+	rules, err := r.handle.RuleList(netlinkFamily(family))
 	if err != nil {
 		return nil, fmt.Errorf("listing routing rules: %w", err)
 	}
-	routes, err := r.handle.RouteListFiltered(NetlinkFamily(family), &netlink.Route{Table: answerTable}, netlink.RT_FILTER_TABLE)
+	routes, err := r.handle.RouteListFiltered(netlinkFamily(family), &netlink.Route{Table: answerTable}, netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return nil, fmt.Errorf("listing routes of table %d: %w", answerTable, err)
 	}
@@ -191,7 +191,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 	defer r.Close()
 	var errs []error
 	for _, family := range portal.Families {
-		rules, err := r.handle.RuleList(NetlinkFamily(family))
+		rules, err := r.handle.RuleList(netlinkFamily(family))
 		if errors.Is(err, unix.EOPNOTSUPP) { // no policy routing, and so no table for it
 			continue
 		}

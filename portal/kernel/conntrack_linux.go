@@ -39,7 +39,7 @@ func ForgetFlows(want map[portal.Target]int) error {
 		if filter.nodePorts {
 			filter.local = localPrefixes(family)
 		}
-		header := &nl.Nfgenmsg{NfgenFamily: uint8(NetlinkFamily(family)), Version: unix.NFNETLINK_V0}
+		header := &nl.Nfgenmsg{NfgenFamily: uint8(netlinkFamily(family)), Version: unix.NFNETLINK_V0}
 		dump := nl.NewNetlinkRequest(getConntrack, unix.NLM_F_DUMP)
 		dump.AddData(header)
 		var stale [][]byte // a table may have a million entries: only these are in memory at once
@@ -141,7 +141,7 @@ func localPrefixes(family portal.Family) []netip.Prefix {
 func ShownSources(of map[ClientFlow]bool) (map[ClientFlow]netip.Addr, error) {
 	shown := map[ClientFlow]netip.Addr{}
 	for _, family := range portal.Families {
-		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(NetlinkFamily(family)))
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(netlinkFamily(family)))
 		if err != nil {
 			return nil, err
 		}

@@ -60,7 +60,7 @@ func (r *Routes) lastState(family portal.Family) (s lastState) {
 		return s
 	}
 	s.scope = netlink.SCOPE_HOST
-	addrs, _ := r.handle.AddrList(nil, NetlinkFamily(family)) // on error, as if only lo had addresses
+	addrs, _ := r.handle.AddrList(nil, netlinkFamily(family)) // on error, as if only lo had addresses
 	if slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.LinkIndex != r.lo && a.Scope < unix.RT_SCOPE_LINK }) {
 		s.scope = netlink.SCOPE_LINK
 	}
@@ -158,7 +158,7 @@ func (l *LastRoutes) Forget() { l.there = nil }
 // lastRoutes reads the installed routes; see LastRoutes.there.
 func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {
 	there := map[netip.Addr]bool{}
-	rules, err := r.handle.RuleList(NetlinkFamily(family))
+	rules, err := r.handle.RuleList(netlinkFamily(family))
 	if errors.Is(err, unix.EOPNOTSUPP) { // no policy routing, and so no table for it
 		return there, nil
 	}
@@ -168,7 +168,7 @@ func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {
 	if slices.ContainsFunc(rules, func(rule netlink.Rule) bool { return ruleText(&rule) == ruleText(lastRuleOf(family)) }) {
 		there[family.Any()] = true
 	}
-	err = r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{Table: lastTable}, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
+	err = r.handle.RouteListFilteredIter(netlinkFamily(family), &netlink.Route{Table: lastTable}, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
 		if route.Dst != nil {
 			there[prefixOf(route.Dst).Addr()] = true
 		}
@@ -182,7 +182,7 @@ func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {
 
 func lastRuleOf(family portal.Family) *netlink.Rule {
 	rule := netlink.NewRule()
-	rule.Family, rule.Priority, rule.Protocol = NetlinkFamily(family), lastRule, RouteProtocol
+	rule.Family, rule.Priority, rule.Protocol = netlinkFamily(family), lastRule, RouteProtocol
 	rule.IifName, rule.Table = "lo", lastTable
 	return rule
 }

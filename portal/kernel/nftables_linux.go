@@ -90,19 +90,6 @@ func legacyTable(family portal.Family, table string) (bool, error) {
 	return slices.Contains(strings.Fields(string(names)), table), err
 }
 
-// AddrIn returns the size and offset of an address in the IP header.
-func AddrIn(ip6, source bool) (size, offset uint32) {
-	switch {
-	case ip6 && source:
-		return 16, 8
-	case ip6:
-		return 16, 24
-	case source:
-		return 4, 12
-	}
-	return 4, 16
-}
-
 // OpenNFT returns a connection for one transaction, or for reading.
 func OpenNFT() (*nftables.Conn, error) {
 	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlinksocket.Conn) error {

@@ -159,7 +159,7 @@ func bridgeShown(bridge string, family portal.Family) bool {
 
 // BridgeNetworks returns the networks in which bridges of this node have an address.
 func BridgeNetworks(family portal.Family) (networks []netip.Prefix, err error) {
-	addrs, err := netlink.AddrList(nil, NetlinkFamily(family))
+	addrs, err := netlink.AddrList(nil, netlinkFamily(family))
 	if err != nil {
 		return nil, fmt.Errorf("listing addresses: %w", err)
 	}

@@ -144,7 +144,7 @@ func (r *Routes) readTable() (Table, error) {
 	t := Table{Networks: map[netip.Prefix]bool{}}
 	for _, family := range portal.Families {
 		// The routes of all tables.
-		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add)
+		err := r.handle.RouteListFilteredIter(netlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add)
 		if err != nil {
 			return t, fmt.Errorf("listing local routes: %w", err)
 		}
@@ -183,7 +183,7 @@ func (r *Routes) DeleteNetwork(network netip.Prefix) error {
 }
 
 func toNetwork(network netip.Prefix) *netlink.Route {
-	return &netlink.Route{Dst: IPNet(network), Table: unix.RT_TABLE_MAIN, Type: unix.RTN_PROHIBIT, Priority: math.MaxInt32, Protocol: RouteProtocol}
+	return &netlink.Route{Dst: ipNet(network), Table: unix.RT_TABLE_MAIN, Type: unix.RTN_PROHIBIT, Priority: math.MaxInt32, Protocol: RouteProtocol}
 }
 
 // IsLocal reports whether the kernel delivers addr to this node, for any reason.
@@ -250,7 +250,7 @@ func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 
 // Addresses returns the addresses of this node's interfaces, without VIPs.
 func (r *Routes) Addresses(family portal.Family) (addrs []netip.Addr, err error) {
-	all, err := r.handle.AddrList(nil, NetlinkFamily(family))
+	all, err := r.handle.AddrList(nil, netlinkFamily(family))
 	vips, err2 := r.vipLinkAddresses()
 	for _, a := range all {
 		if addr := prefixOf(a.IPNet).Addr(); !slices.Contains(vips, addr) {
@@ -260,16 +260,16 @@ func (r *Routes) Addresses(family portal.Family) (addrs []netip.Addr, err error)
 	return addrs, errors.Join(err, err2)
 }
 
-// IPNet converts a network for netlink's messages.
-func IPNet(p netip.Prefix) *net.IPNet {
+// ipNet converts a network for netlink's messages.
+func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 // Alone returns the network that contains only addr.
-func Alone(addr netip.Addr) *net.IPNet { return IPNet(netip.PrefixFrom(addr, addr.BitLen())) }
+func Alone(addr netip.Addr) *net.IPNet { return ipNet(netip.PrefixFrom(addr, addr.BitLen())) }
 
 // Everywhere returns the network of all addresses of a family.
-func Everywhere(family portal.Family) *net.IPNet { return IPNet(netip.PrefixFrom(family.Any(), 0)) }
+func Everywhere(family portal.Family) *net.IPNet { return ipNet(netip.PrefixFrom(family.Any(), 0)) }
 
 // prefixOf converts a network of netlink's.
 func prefixOf(n *net.IPNet) netip.Prefix {
@@ -278,8 +278,8 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(addr.Unmap(), ones)
 }
 
-// NetlinkFamily returns netlink's number for a family.
-func NetlinkFamily(family portal.Family) int {
+// netlinkFamily returns netlink's number for a family.
+func netlinkFamily(family portal.Family) int {
 	if family.Is6() {
 		return netlink.FAMILY_V6
 	}

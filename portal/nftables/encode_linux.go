@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
@@ -252,7 +251,7 @@ func register(count uint32) uint32 {
 // key loads the packet's lookup key, each part into the next register from count on.
 func (r rule) key(count uint32) (out []expr.Any) {
 	if r.by == namePortals || r.by == nameGuards || r.by == nameClusterIPs {
-		size, offset := kernel.AddrIn(r.ip6, false)
+		size, offset := addrIn(r.ip6, false)
 		out = append(out, &expr.Payload{DestRegister: register(count), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size})
 		count += size / 4
 	}
@@ -268,9 +267,22 @@ func addBits(mark uint32) expr.Any {
 	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(^mark), Xor: binaryutil.NativeEndian.PutUint32(mark)}
 }
 
+// addrIn returns the size and offset of an address in the IP header.
+func addrIn(ip6, source bool) (size, offset uint32) {
+	switch {
+	case ip6 && source:
+		return 16, 8
+	case ip6:
+		return 16, 24
+	case source:
+		return 4, 12
+	}
+	return 4, 16
+}
+
 // inNetwork matches packets from or to an address in p.
 func inNetwork(p netip.Prefix, source bool) []expr.Any {
-	size, offset := kernel.AddrIn(p.Addr().Is6(), source)
+	size, offset := addrIn(p.Addr().Is6(), source)
 	return []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
 		masked(net.CIDRMask(p.Bits(), p.Addr().BitLen())),

@@ -100,7 +100,7 @@ func sourceOf(exprs []expr.Any) (p netip.Prefix, ok bool) {
 	if !isLoad || !isMask || !isEqual {
 		return p, false
 	}
-	if size, offset := kernel.AddrIn(len(equal.Data) == 16, true); load.Offset != offset || load.Len != size {
+	if size, offset := addrIn(len(equal.Data) == 16, true); load.Offset != offset || load.Len != size {
 		return p, false
 	}
 	addr, ok := netip.AddrFromSlice(equal.Data)
