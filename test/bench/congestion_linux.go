@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"log"
 	"os"
-	"os/exec"
-	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
@@ -84,41 +81,9 @@ func tryCongestion(name string) error {
 	return err
 }
 
-// allow starts the part that allows the congestion control. end stops it; so does the exit of this process, for any
-// reason.
+// allow allows the congestion control in all namespaces. end removes it from the list again, but keeps other changes of
+// the list.
 func allow(name string) (end func(), err error) {
-	cmd := exec.Command("/proc/self/exe", allowPart, name)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must not reach it
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	end = func() {
-		in.Close()
-		_ = cmd.Wait() // it has printed what it could not restore
-	}
-	line, _ := bufio.NewReader(out).ReadString('\n')
-	said := strings.TrimSpace(line)
-	if said == "ready" {
-		return end, nil
-	}
-	if end(); said == "" {
-		said = fmt.Sprintf("the process that allows it has ended: %v", cmd.ProcessState)
-	}
-	return nil, errors.New(said)
-}
-
-// allowUntil allows the congestion control in all namespaces until in ends. It then removes it from the list again,
-// unless it was there before, and keeps entries added meanwhile. It writes to out that it is ready, or why it is not.
-func allowUntil(name string, in io.Reader, out io.Writer) error {
-	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	change := func(how func([]string) []string) error {
 		list, err := os.ReadFile(allowed)
 		if err != nil {
@@ -126,24 +91,12 @@ func allowUntil(name string, in io.Reader, out io.Writer) error {
 		}
 		return os.WriteFile(allowed, []byte(strings.Join(how(strings.Fields(string(list))), " ")), 0)
 	}
-	was := false
-	err := change(func(list []string) []string {
-		was = slices.Contains(list, name)
-		return append(without(name, list), name)
-	})
-	if err != nil {
-		fmt.Fprintln(out, err)
-		return nil
+	end = func() {
+		if err := change(func(list []string) []string { return without(name, list) }); err != nil {
+			log.Printf("%s stays in net.ipv4.tcp_allowed_congestion_control: %v", name, err)
+		}
 	}
-	fmt.Fprintln(out, "ready")
-	_, _ = io.Copy(io.Discard, in)
-	if was {
-		return nil
-	}
-	if err := change(func(list []string) []string { return without(name, list) }); err != nil {
-		return fmt.Errorf("%s stays in net.ipv4.tcp_allowed_congestion_control: %w", name, err)
-	}
-	return nil
+	return end, change(func(list []string) []string { return append(list, name) })
 }
 
 func without(name string, list []string) []string {

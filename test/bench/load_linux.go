@@ -16,7 +16,6 @@ import (
 const (
 	clientsPart  = "clients"
 	endpointPart = "endpoint"
-	allowPart    = "allow"   // its second argument is a name
 	computePart  = "compute" // its second argument is a duration
 )
 
@@ -45,8 +44,6 @@ func runPart(args []string) (ran bool, err error) {
 		}
 		compute(d)
 		return true, nil
-	case allowPart:
-		return true, allowUntil(args[1], os.Stdin, os.Stdout)
 	}
 	return false, nil
 }

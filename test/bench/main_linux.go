@@ -72,7 +72,7 @@ func parse() options {
 	flag.StringVar(&o.usher, "usher", "bin/usher", "the usher to measure")
 	flag.StringVar(&o.secondHAProxy, "haproxy", "", "`program` of another HAProxy version: peer haproxy-2")
 	flag.StringVar(&o.congestion, "congestion", "", "congestion control of TCP in the namespaces; without it cubic, Linux's default, or reno where that cannot be set. "+
-		"One that net.ipv4.tcp_allowed_congestion_control does not name is added to it for the time of the measurement, and taken off it at the end, also if that is Ctrl-C or a signal, SIGKILL included. "+
+		"One that net.ipv4.tcp_allowed_congestion_control does not name is added to it for the time of the measurement, and removed from it at the end, also after Ctrl-C or SIGTERM, but not after SIGKILL. "+
 		"bbr paces by timers, and on loopback that is what is measured then")
 	flag.StringVar(&o.results, "results", "", "`file` to which results are appended, one JSON object a line; what it has already is not measured again")
 	flag.StringVar(&o.page, "report", "", "measure nothing, but write docs/benchmarks.md from the results in `file`")

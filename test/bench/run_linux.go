@@ -39,6 +39,9 @@ func run(o options) error {
 	if o.congestion == "" {
 		o.congestion = all.Machine.Congestion // as measured before, when resuming earlier results
 	}
+	// After a signal, the current measurement is cleaned up, and results are kept.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
 	var note string
 	var end func()
 	if o.congestion, note, end, err = settleCongestion(o.congestion); err != nil {
@@ -53,9 +56,6 @@ func run(o options) error {
 		return err
 	}
 	defer keep.Close()
-	// The current measurement is cleaned up, and results are kept.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	err = takeTurns(ctx, o, wanted, peers, &all.Results, keep)
 	fmt.Print("\n", report.Summary(all.Results))
 	return err
