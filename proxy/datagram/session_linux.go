@@ -54,9 +54,9 @@ type session struct {
 type unanswered struct {
 	frontend.Connecting
 	kept
-	inSocket  *list.Element  // in socket.unanswered
-	inWaiting *list.Element  // in socket.waiting; nil if it is in none of these lists
-	waitsFor  *balance.State // the key of that list
+	inSocket  *list.Element // in socket.unanswered
+	waiting   *list.List    // one of socket.waiting
+	inWaiting *list.Element // in waiting; nil if abandon has removed it
 }
 
 // unansweredTimeout is the maximum idle timeout of a session that no endpoint has answered, unless it is inherited or
@@ -100,7 +100,6 @@ var errHops = errors.New("hop limit exhausted: possible loop between nodes")
 // datagrams. The Endpoint has answered when a datagram from it arrives.
 func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Duration) {
 	s.closeSocket() // to the previous endpoint
-	s.unregister()
 	s.register()
 	lp := s.socket.loop
 	err := s.open(from)
@@ -401,7 +400,9 @@ func (s *session) touch() {
 	sk.order.MoveToBack(s.inSocket)
 	if s.search != nil {
 		sk.unanswered.MoveToBack(s.search.inSocket)
-		s.register()
+		if s.search.inWaiting == nil {
+			s.register()
+		}
 	}
 	sk.loop.sessions.MoveToBack(s.inLoop)
 	if s.portInSocket != nil {
@@ -411,34 +412,25 @@ func (s *session) touch() {
 	s.siblings.MoveToBack(s.inClient)
 }
 
-// register adds s to the sessions that wait for its endpoint, unless it is among them.
+// register moves s to the sessions that wait for its present endpoint.
 func (s *session) register() {
 	u, lists := s.search, s.socket.waiting
 	if u.inWaiting != nil {
-		return
+		u.waiting.Remove(u.inWaiting)
 	}
-	u.waitsFor = s.Endpoint.State
-	if lists[u.waitsFor] == nil {
-		lists[u.waitsFor] = new(list.List)
+	u.waiting = lists[s.Endpoint.State]
+	if u.waiting == nil {
+		u.waiting = new(list.List)
+		lists[s.Endpoint.State] = u.waiting
 	}
-	u.inWaiting = lists[u.waitsFor].PushBack(s)
-}
-
-// unregister undoes register.
-func (s *session) unregister() {
-	u, lists := s.search, s.socket.waiting
-	if u.inWaiting == nil {
-		return
-	}
-	if lists[u.waitsFor].Remove(u.inWaiting); lists[u.waitsFor].Len() == 0 {
-		delete(lists, u.waitsFor)
-	}
-	u.inWaiting = nil
+	u.inWaiting = u.waiting.PushBack(s)
 }
 
 // stopSearching drops the state that is needed until an endpoint has answered.
 func (s *session) stopSearching() {
-	s.unregister()
+	if u := s.search; u.inWaiting != nil {
+		u.waiting.Remove(u.inWaiting)
+	}
 	s.search.drop(s.socket.loop)
 	s.socket.unanswered.Remove(s.search.inSocket)
 	s.search = nil

@@ -3,6 +3,7 @@ package datagram
 import (
 	"container/list"
 	"context"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -34,7 +35,7 @@ type socket struct {
 	ported   list.List // those that occupy a port of this node: see session.takePort
 	// The sessions that no endpoint has answered, in the same order.
 	unanswered list.List
-	// The same sessions by the endpoint that they wait for, except those that abandon has removed; no list is empty.
+	// The same sessions by the endpoint that they wait for, except those that abandon has removed.
 	waiting map[*balance.State]*list.List
 	// Idle timeouts: of all sessions, and of unanswered ones, which is at most as long.
 	idle, unansweredIdle time.Duration
@@ -314,6 +315,7 @@ func (sk *socket) refresh() {
 		return
 	}
 	sk.view = v
+	maps.DeleteFunc(sk.waiting, func(_ *balance.State, l *list.List) bool { return l.Len() == 0 }) // the endpoint may be gone
 	sk.idle = v.Port.UDPIdleTimeout
 	sk.unansweredIdle = sk.idle
 	if sk.idle == 0 {
