@@ -141,8 +141,8 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
 		})
 	})
-	// told returns the events of the connections so far, after the last connection has ended.
-	told := func() (list []trace.Event) {
+	// tracedEvents returns the events of the connections so far, after the last connection has ended.
+	tracedEvents := func() (list []trace.Event) {
 		GinkgoHelper()
 		Eventually(p.Connections).Should(BeZero())
 		buf := make([]trace.Event, 100)
@@ -194,7 +194,7 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 			}
 			clients.Wait()
 			var attempts, failed int
-			for _, e := range told() {
+			for _, e := range tracedEvents() {
 				switch {
 				case e.Kind == trace.Closed:
 					Expect(e.End.ToEndpoint).To(BeEquivalentTo(len(question)), "%s", e)

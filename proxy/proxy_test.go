@@ -381,12 +381,12 @@ var _ = Describe("a Proxy", func() {
 			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceDenied] }).WithPolling(time.Millisecond).WithTimeout(30 * time.Second).Should(BeEquivalentTo(i + 1))
 			Eventually(p.Connections).WithPolling(time.Millisecond).Should(BeZero())
 		}
-		mayTell := 10 + int(10*time.Since(began).Seconds()) + 1
+		atMost := 10 + int(10*time.Since(began).Seconds()) + 1
 		s := p.Stats()
 		Expect(s.Accepted).To(BeEquivalentTo(clients))
-		told := len(p.Trace.Ended(clients, func(*trace.Event) bool { return true }))
-		Expect(told).To(And(BeNumerically(">", 0), BeNumerically("<=", mayTell)))
-		Expect(s.Unlogged).To(BeEquivalentTo(clients - told))
+		traced := len(p.Trace.Ended(clients, func(*trace.Event) bool { return true }))
+		Expect(traced).To(And(BeNumerically(">", 0), BeNumerically("<=", atMost)))
+		Expect(s.Unlogged).To(BeEquivalentTo(clients - traced))
 	})
 
 	It("ends the search for an endpoint when the Service is removed", func() {

@@ -274,7 +274,7 @@ var _ = Describe("an instance that was taken over", func() {
 		queued, err := pod.Dial("", web.vip(), 10*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		defer queued.Close()
-		Eventually(func() string { return told(l.Node.NewDialer(1), "/api/v1/status") }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"accepted":2,"established":1,`))
+		Eventually(func() string { return adminText(l.Node.NewDialer(1), "/api/v1/status") }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"accepted":2,"established":1,`))
 		client, err := pod.DialUDP("", dns.vip())
 		Expect(err).NotTo(HaveOccurred())
 		defer client.Close()

@@ -329,7 +329,7 @@ func (s *soak) settle() {
 // sum returns the sum of all series of a metric that has labels.
 func (s *soak) sum(name string) (sum float64) {
 	GinkgoHelper()
-	for line := range strings.Lines(told(s.node, "/metrics")) {
+	for line := range strings.Lines(adminText(s.node, "/metrics")) {
 		if strings.HasPrefix(line, name+"{") {
 			value, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndex(line, " "):]), 64)
 			Expect(err).NotTo(HaveOccurred())

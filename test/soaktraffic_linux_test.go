@@ -310,7 +310,7 @@ func (s *soakTraffic) converse(c *net.TCPConn, h soakHeader) error {
 	sending.Wait()
 	if h.Kind == endpointReset {
 		// If two calls meet a reset, the kernel reports it to only one of them. The other sees an EOF.
-		if told := errors.Is(err, syscall.ECONNRESET) || errors.Is(sent, syscall.ECONNRESET); !told || errors.Is(err, errBytes) {
+		if wasReset := errors.Is(err, syscall.ECONNRESET) || errors.Is(sent, syscall.ECONNRESET); !wasReset || errors.Is(err, errBytes) {
 			return fmt.Errorf("the endpoint's reset arrived as %v, %v", err, sent)
 		}
 		return nil
@@ -424,8 +424,8 @@ func (e *soakEndpoint) die() {
 	}
 }
 
-// tell records a failure if the endpoint received wrong bytes. The client records all other errors.
-func (e *soakEndpoint) tell(h soakHeader, err error) {
+// check records a failure if the endpoint received wrong bytes. The client records all other errors.
+func (e *soakEndpoint) check(h soakHeader, err error) {
 	if errors.Is(err, errBytes) {
 		e.clients.lose("connection %+v at %s, %s: %v", h, e.at, time.Now().Format(clock), err)
 	}
@@ -454,7 +454,7 @@ func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	e.mu.Unlock()
 	switch h.Kind {
 	case smallTalk:
-		e.tell(h, talk(c, h, 'e', 'c'))
+		e.check(h, talk(c, h, 'e', 'c'))
 		return
 	case endpointReset:
 		_, _ = io.CopyN(c, h.stream('e'), int64(h.ToClient/2))
@@ -470,7 +470,7 @@ func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	receiving.Go(func() { _, wrong = expectStream(c, h.stream('c'), size, h.Kind == stalls) })
 	_, err := io.CopyN(c, h.stream('e'), int64(h.ToClient))
 	receiving.Wait()
-	e.tell(h, wrong)
+	e.check(h, wrong)
 	if wrong != nil && err == nil && h.Kind != clientResets {
 		_ = c.SetLinger(0) // makes the client fail, too
 		return

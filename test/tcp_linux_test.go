@@ -430,7 +430,7 @@ func tcpSpecs(portal string) {
 		for i := range 10 {
 			name := []string{"http", "main"}[i%2]
 			writeFile(filepath.Join(u.manifests, "web.yaml"), strings.ReplaceAll(web.yaml(), "name: main", "name: "+name))
-			Eventually(func() string { return told(node, "/api/v1/services/default/web") }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"name":"` + name + `"`))
+			Eventually(func() string { return adminText(node, "/api/v1/services/default/web") }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"name":"` + name + `"`))
 			before := asked.Load()
 			Eventually(asked.Load).WithTimeout(30*time.Second).Should(BeNumerically(">", before+20), "clients after the change")
 		}
@@ -441,7 +441,7 @@ func tcpSpecs(portal string) {
 			renamed := web
 			renamed.name = []string{"shop", "web"}[i%2]
 			writeFile(filepath.Join(u.manifests, "web.yaml"), renamed.yaml())
-			Eventually(func() string { return told(node, "/api/v1/services/default/"+renamed.name) }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"state":"ok"`))
+			Eventually(func() string { return adminText(node, "/api/v1/services/default/"+renamed.name) }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"state":"ok"`))
 			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(30 * time.Second).Should(Equal(web.endpoints[0])) // the kernel's rules follow
 		}
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("not served"))
@@ -484,7 +484,7 @@ func tcpSpecs(portal string) {
 		Expect(served).To(BeNumerically("~", 70, 10), "7/8 of the connections that 256 descriptors allow in addition to UDP")
 		Expect(turnedAway).To(Equal(1000 - served))
 		Expect(bytes.Count(u.Err.Contents(), []byte("Too many connections"))).To(BeNumerically("<=", 3), "the log is not flooded")
-		Expect(told(node, "/api/v1/connections?end=limit&limit=1")).To(ContainSubstring(`"vip":"` + web.vip() + `"`))
+		Expect(adminText(node, "/api/v1/connections?end=limit&limit=1")).To(ContainSubstring(`"vip":"` + web.vip() + `"`))
 
 		By("serving clients with few connections")
 		Expect(ask(node, web.vip())).To(Equal(good.addr))

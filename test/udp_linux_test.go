@@ -511,7 +511,7 @@ func listenerOf(u *usher, name string) (at string) {
 // metric returns the value of a metric that usher serves on the node's loopback address.
 func metric(node *lab.Dialer, name string) float64 {
 	GinkgoHelper()
-	for line := range strings.Lines(told(node, "/metrics")) {
+	for line := range strings.Lines(adminText(node, "/metrics")) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
 			number, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 			Expect(err).NotTo(HaveOccurred())
@@ -526,8 +526,8 @@ func sample(node *lab.Dialer, name string) func() float64 {
 	return func() float64 { return metric(node, name) }
 }
 
-// told returns usher's response at its admin address.
-func told(node *lab.Dialer, path string) string {
+// adminText returns usher's response at its admin address.
+func adminText(node *lab.Dialer, path string) string {
 	GinkgoHelper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
 		return node.Dial("", to, 10*time.Second) // a flooded node may lose a SYN

@@ -176,9 +176,9 @@ var _ = Describe("the problems of a Service", func() {
 	It("are logged once, and again only if they recur or their number doubles", func() {
 		web := types.NamespacedName{Namespace: "default", Name: "web"}
 		log, logged := logtest.NewNullLogger()
-		var told []translate.Problem
+		var noted []translate.Problem
 		s, err := New(Options{Client: unreachable(), Log: log,
-			OnProblems: func(_ types.NamespacedName, problems []translate.Problem) { told = append(told, problems...) }})
+			OnProblems: func(_ types.NamespacedName, problems []translate.Problem) { noted = append(noted, problems...) }})
 		Expect(err).NotTo(HaveOccurred())
 		wrong := func(n int) {
 			slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
@@ -194,28 +194,28 @@ var _ = Describe("the problems of a Service", func() {
 		for n := range 100 {
 			wrong(1000 - n)
 		}
-		Expect(told).To(HaveLen(1))
+		Expect(noted).To(HaveLen(1))
 		Expect(logged.AllEntries()).To(HaveLen(1))
 		Expect(logged.LastEntry().String()).To(ContainSubstring("and 999 more of this kind"))
 		wrong(2000)
-		Expect(told).To(HaveLen(2))
+		Expect(noted).To(HaveLen(2))
 		for range 10 { // back and forth
 			wrong(1000)
 			wrong(2001)
 		}
-		Expect(told).To(HaveLen(2))
+		Expect(noted).To(HaveLen(2))
 		wrong(0)
 		wrong(1)
-		Expect(told).To(HaveLen(3), "there was no problem in between")
+		Expect(noted).To(HaveLen(3), "there was no problem in between")
 	})
 
 	It("are shortened, and limited per namespace, if they change all the time", func() {
 		log, logged := logtest.NewNullLogger()
 		var reports config.Reports
-		told := map[string]int{}
+		noted := map[string]int{}
 		s, err := New(Options{Client: unreachable(), Log: log, Reports: &reports,
 			OnProblems: func(service types.NamespacedName, problems []translate.Problem) {
-				told[service.Namespace] += len(problems)
+				noted[service.Namespace] += len(problems)
 			}})
 		Expect(err).NotTo(HaveOccurred())
 		wrong := func(namespace string, n int) {
@@ -230,8 +230,8 @@ var _ = Describe("the problems of a Service", func() {
 			wrong("loud", n)
 		}
 		wrong("quiet", 0)
-		Expect(told["loud"]).To(BeNumerically("<", 300))
-		Expect(told["quiet"]).To(Equal(1))
+		Expect(noted["loud"]).To(BeNumerically("<", 300))
+		Expect(noted["quiet"]).To(Equal(1))
 		Expect(len(logged.AllEntries())).To(BeNumerically("<", 300))
 		for _, e := range logged.AllEntries() {
 			Expect(len(fmt.Sprint(e.Data))).To(BeNumerically("<", 600))
@@ -270,19 +270,19 @@ var _ = Describe("triggers", func() {
 			Expect(trim(s)).Error().NotTo(HaveOccurred())
 			return s
 		}
-		var told []time.Duration
-		tell := func(d time.Duration) { told = append(told, d) }
+		var noted []time.Duration
+		collect := func(d time.Duration) { noted = append(noted, d) }
 		t := triggers{latest: map[types.NamespacedName]time.Time{}}
 		old, newer := slice(time.Hour), slice(time.Minute)
 
 		t.note(web, []*discoveryv1.EndpointSlice{old})
-		t.report(true, tell)
-		Expect(told).To(BeEmpty())
+		t.report(true, collect)
+		Expect(noted).To(BeEmpty())
 		t.note(web, []*discoveryv1.EndpointSlice{old, newer})
-		t.report(false, tell)
-		Expect(told).To(ConsistOf(BeNumerically("~", time.Minute, time.Second)))
+		t.report(false, collect)
+		Expect(noted).To(ConsistOf(BeNumerically("~", time.Minute, time.Second)))
 		t.note(web, []*discoveryv1.EndpointSlice{newer})
-		t.report(false, tell)
-		Expect(told).To(HaveLen(1))
+		t.report(false, collect)
+		Expect(noted).To(HaveLen(1))
 	})
 })

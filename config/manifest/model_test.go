@@ -126,11 +126,11 @@ var _ = Describe("the model computed from changes", func() {
 			h := w.resolver.history()
 			before, _ := w.resolver.model()
 			w.write(files...)
-			served, told := w.resolver.model()
-			wantServed, wantTold := w.afresh(h).model()
+			served, published := w.resolver.model()
+			wantServed, wantPublished := w.afresh(h).model()
 			where := fmt.Sprintf("round %d", round)
 			Expect(served).To(Equal(wantServed), where)
-			Expect(told).To(Equal(wantTold), where)
+			Expect(published).To(Equal(wantPublished), where)
 			for _, s := range w.changed {
 				delete(before, s.Name)
 				if !s.Gone() {

@@ -30,9 +30,9 @@ var _ = Describe("kernel events", func() {
 		Expect(known.Doubtful(now)).To(BeTrue())
 		Expect(known.Doubtful(now)).To(BeTrue(), "nothing is watched")
 		ctx, cancel := context.WithCancel(context.Background())
-		var told <-chan struct{}
+		var notified <-chan struct{}
 		node.Do(func() (err error) {
-			told, err = Watch(ctx, known.By(func() (Subscription, error) {
+			notified, err = Watch(ctx, known.By(func() (Subscription, error) {
 				return NFTEvents(func(table, _ string) bool { return table == "ours" })
 			}))
 			return err
@@ -46,7 +46,7 @@ var _ = Describe("kernel events", func() {
 		Expect(known.Doubtful(now)).To(BeFalse(), "until it changes again")
 		Expect(known.Doubtful(now.Add(knownFor))).To(BeTrue())
 		cancel()
-		for range told { // until it is closed
+		for range notified { // until it is closed
 		}
 		Expect(known.Doubtful(now)).To(BeTrue())
 		Expect(known.Doubtful(now)).To(BeTrue(), "the watch has ended")

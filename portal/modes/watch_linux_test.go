@@ -18,14 +18,14 @@ var _ = Describe("watching a portal", func() {
 	var n *Net
 	BeforeEach(func() { n = NewNet() })
 
-	const tellsNothing = 500 * time.Millisecond
+	const quiet = 500 * time.Millisecond
 	// count returns the number of events until there is none for some time.
-	count := func(told <-chan struct{}) (times int) {
+	count := func(notified <-chan struct{}) (times int) {
 		for {
 			select {
-			case <-told:
+			case <-notified:
 				times++
-			case <-time.After(tellsNothing):
+			case <-time.After(quiet):
 				return times
 			}
 		}
@@ -61,45 +61,45 @@ var _ = Describe("watching a portal", func() {
 				Skip("needs nft")
 			}
 			p := n.Open(kind.mode, portal.Options{IPTablesVariant: kind.variant})
-			told := n.Watch(p)
+			notified := n.Watch(p)
 			n.Publish(p, "web", Web4, Web6)
 			n.Apply(p, []portal.Rule{Reject(DNS4), Redirect(Target(portal.TCP, "10.96.0.11:80"), 4000)}, nil)
 			n.Apply(p, []portal.Rule{Drop(DNS4)}, []portal.Target{Target(portal.TCP, "10.96.0.11:80")})
 			n.Check(p)
-			Consistently(told, tellsNothing).ShouldNot(Receive())
+			Consistently(notified, quiet).ShouldNot(Receive())
 			for _, harmless := range kind.harmless {
 				n.Node.Sh(harmless)
 			}
-			Consistently(told, tellsNothing).ShouldNot(Receive())
+			Consistently(notified, quiet).ShouldNot(Receive())
 			for _, damage := range kind.damages {
 				By(damage)
 				n.Node.Sh(damage)
-				Eventually(told, 10*time.Second).Should(Receive())
-				count(told) // on a busy machine, one damage may cause several events
+				Eventually(notified, 10*time.Second).Should(Receive())
+				count(notified) // on a busy machine, one damage may cause several events
 				Expect(n.Check(p)).To(BeNumerically(">", 0))
 				if kind.variant != "legacy" {
 					Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
 				}
-				Consistently(told, tellsNothing).ShouldNot(Receive(), "after the repair")
+				Consistently(notified, quiet).ShouldNot(Receive(), "after the repair")
 			}
 			n.Remove(p)
-			Consistently(told, tellsNothing).ShouldNot(Receive())
+			Consistently(notified, quiet).ShouldNot(Receive())
 		})
 	}
 
 	It("reports a new node port address in mode address", func() {
 		p := n.Open(address.Mode, portal.Options{NodePortAddresses: Prefixes("10.0.0.0/8")})
-		told := n.Watch(p)
+		notified := n.Watch(p)
 		n.Publish(p, "web", WebNode4)
 		n.Node.Sh("ip addr add 10.77.0.1/32 dev lo")
-		Eventually(told, 10*time.Second).Should(Receive())
+		Eventually(notified, 10*time.Second).Should(Receive())
 	})
 
 	It("reports continuous changes at a limited rate", func() {
 		p := n.Open(nftables.Mode, portal.Options{})
 		n.Publish(p, "web", Web4)
-		told := n.Watch(p)
+		notified := n.Watch(p)
 		n.Node.Sh("for i in $(seq 150); do nft add element ip usher portals { 10.0.0.$i . tcp . 80 : 1 }; done")
-		Expect(count(told)).To(And(BeNumerically(">=", 1), BeNumerically("<=", 10)))
+		Expect(count(notified)).To(And(BeNumerically(">=", 1), BeNumerically("<=", 10)))
 	})
 })

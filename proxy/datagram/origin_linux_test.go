@@ -113,9 +113,9 @@ func TestNewClientsAreDroppedAndCountedWhenConntrackFails(t *testing.T) {
 	g.Eventually(func() int64 { return stats().Dropped[frontend.DropUnknownDestination] }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(clients))
 	g.Expect(stats().Open).To(BeZero())
 	// A flood uses a bounded part of the trace: two events per client.
-	told := stats().Ends[outcome.Internal]
-	mayTell := frontend.RefusalsPerSecond + int(frontend.RefusalsPerSecond*time.Since(began).Seconds()) + 1
-	g.Expect(told).To(And(BeNumerically(">", 0), BeNumerically("<=", mayTell*len(srv.loops))))
+	traced := stats().Ends[outcome.Internal]
+	atMost := frontend.RefusalsPerSecond + int(frontend.RefusalsPerSecond*time.Since(began).Seconds()) + 1
+	g.Expect(traced).To(And(BeNumerically(">", 0), BeNumerically("<=", atMost*len(srv.loops))))
 	closing()
 	g.Expect(said.String()).To(ContainSubstring("UDP clients are not served"))
 	g.Expect(said.String()).To(ContainSubstring("operation not permitted"))

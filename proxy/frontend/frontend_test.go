@@ -428,24 +428,24 @@ func TestListenIfThePortIsInUse(t *testing.T) {
 func TestTraceEventsOfRefusedClientsAreLimited(t *testing.T) {
 	g := NewWithT(t)
 	f := front(&Node{})
-	told := 0
+	traced := 0
 	began := time.Now()
 	for range 10 * RefusalsPerSecond {
 		c := &Conn{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
 		if !c.CountUnlogged(outcome.Limit) {
-			told++
+			traced++
 			c.Accepted()
 			c.Closed(c.Start, outcome.Result{Outcome: outcome.Limit, Err: errors.ErrUnsupported}, netip.AddrPort{})
 		}
 	}
-	mayTell := RefusalsPerSecond + int(RefusalsPerSecond*time.Since(began).Seconds()) + 1
-	g.Expect(told).To(And(BeNumerically(">=", RefusalsPerSecond), BeNumerically("<=", mayTell)))
+	atMost := RefusalsPerSecond + int(RefusalsPerSecond*time.Since(began).Seconds()) + 1
+	g.Expect(traced).To(And(BeNumerically(">=", RefusalsPerSecond), BeNumerically("<=", atMost)))
 	s := f.Stats()
 	g.Expect(s.Accepted).To(BeEquivalentTo(10 * RefusalsPerSecond))
 	g.Expect(s.Ends[outcome.Limit]).To(BeEquivalentTo(10 * RefusalsPerSecond))
-	g.Expect(s.Unlogged).To(BeEquivalentTo(10*RefusalsPerSecond - told))
+	g.Expect(s.Unlogged).To(BeEquivalentTo(10*RefusalsPerSecond - traced))
 	g.Expect(f.Totals().Failed).To(BeEquivalentTo(10 * RefusalsPerSecond))
-	g.Expect(f.Trace.Ended(1000, func(*trace.Event) bool { return true })).To(HaveLen(told))
+	g.Expect(f.Trace.Ended(1000, func(*trace.Event) bool { return true })).To(HaveLen(traced))
 }
 
 // TestEndsAreCountedByCode checks the labels of metrics and the API's counters of a Service.

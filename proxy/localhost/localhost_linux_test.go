@@ -85,7 +85,7 @@ var _ = Describe("a server on this machine's loopback", func() {
 		n, err := c.Read(buf)
 		return string(buf[:n]), err
 	}
-	tells := func(word string) func(net.Conn) {
+	answers := func(word string) func(net.Conn) {
 		return func(c net.Conn) {
 			_, _ = c.Read(make([]byte, 1))
 			_, _ = io.WriteString(c, word)
@@ -97,7 +97,7 @@ var _ = Describe("a server on this machine's loopback", func() {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		at := l.Addr().(*net.TCPAddr).AddrPort()
-		lab.Serve(l, tells("here"))
+		lab.Serve(l, answers("here"))
 		mirror()
 		Expect(asks(unix.SOCK_STREAM, at)).To(Equal("here"), "immediately, if the server existed before")
 		Expect(l.Close()).To(Succeed())
@@ -126,10 +126,10 @@ var _ = Describe("a server on this machine's loopback", func() {
 	})
 
 	It("gets a port of the namespace only after the server there has closed", func() {
-		at := lab.Backend(tells("here"))
+		at := lab.Backend(answers("here"))
 		first, err := there.Listen(at)
 		Expect(err).NotTo(HaveOccurred())
-		lab.Serve(first, tells("there"))
+		lab.Serve(first, answers("there"))
 		mirror()
 		Expect(asks(unix.SOCK_STREAM, at)).To(Equal("there"))
 		Expect(first.Close()).To(Succeed())

@@ -192,13 +192,13 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		buf := make([]trace.Event, 100)
 		n, _, err := events.Next(context.Background(), buf)
 		Expect(err).NotTo(HaveOccurred())
-		var told strings.Builder
+		var traceText strings.Builder
 		for _, e := range buf[:n] {
-			fmt.Fprintln(&told, e)
+			fmt.Fprintln(&traceText, e)
 		}
-		Expect(told.String()).To(MatchRegexp(`accepted 127\.0\.0\.1:\d+ → 10\.96\.0\.10:80`))
-		Expect(told.String()).To(MatchRegexp(`attempt 1 → .*connection refused`))
-		Expect(told.String()).To(MatchRegexp(`closed after .*client-closed, 4 bytes to .*, 9 bytes to the client`))
+		Expect(traceText.String()).To(MatchRegexp(`accepted 127\.0\.0\.1:\d+ → 10\.96\.0\.10:80`))
+		Expect(traceText.String()).To(MatchRegexp(`attempt 1 → .*connection refused`))
+		Expect(traceText.String()).To(MatchRegexp(`closed after .*client-closed, 4 bytes to .*, 9 bytes to the client`))
 	})
 
 	It("uses a client's IPv4 address if it listens on all addresses", func() {

@@ -139,7 +139,7 @@ var _ = Describe("the drain, slow start, idle and access log settings of a Servi
 		}
 		terminate := func(e *discoveryv1.Endpoint) { e.Conditions = conditions(false, true, true) }
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), terminate), endpoint(lab.Pod(2))))
-		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("endpoint " + pods[0].String() + " is now terminating"))
+		Eventually(u.outputText).WithTimeout(soon).Should(ContainSubstring("endpoint " + pods[0].String() + " is now terminating"))
 		Consistently(leaving.works).WithTimeout(time.Second).Should(Succeed())
 
 		By("setting an invalid annotation, which changes nothing")
@@ -148,7 +148,7 @@ var _ = Describe("the drain, slow start, idle and access log settings of a Servi
 		Expect(leaving.works()).To(Succeed())
 
 		c.annotate("web", drain, "1s")
-		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("endpoint-drained"))
+		Eventually(u.outputText).WithTimeout(soon).Should(ContainSubstring("endpoint-drained"))
 		Expect(leaving.works()).To(MatchError(syscall.ECONNRESET))
 		Expect(staying.works()).To(Succeed())
 	})

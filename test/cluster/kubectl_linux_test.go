@@ -165,19 +165,19 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 			s := start(kubeconfig, command[0], append(command[1:], "trace", "web", "--follow=false")...)
 			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 			lines := strings.Split(strings.TrimSpace(string(s.Out.Contents())), "\n")
-			told := map[string]int{}
+			listed := map[string]int{}
 			var accepted []string // times; the connections of a client are sequential
 			for _, line := range lines {
 				words := strings.Fields(line)
 				if strings.Contains(line, " accepted ") || strings.Contains(line, "connected to") {
-					told[words[1]]++
+					listed[words[1]]++
 				}
 				if strings.Contains(line, " accepted ") {
 					accepted = append(accepted, words[0])
 				}
 			}
 			Expect(slices.IsSorted(accepted)).To(BeTrue(), "in chronological order:\n%s", strings.Join(lines, "\n"))
-			Expect(told).To(And(HaveKey(here), HaveKey(elsewhere), HaveLen(2)), strings.Join(lines, "\n"))
+			Expect(listed).To(And(HaveKey(here), HaveKey(elsewhere), HaveLen(2)), strings.Join(lines, "\n"))
 		}
 
 		out, _ = says(0, "get", "connections", "--state=all")
@@ -266,11 +266,11 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		Eventually(func(g Gomega) []string { // the page shows its last known state until it has a newer one
 			seen.Findings = nil
 			read(g, "api/v1/cluster/services/"+c.namespace+"/web", &seen)
-			var told []string
+			var listed []string
 			for _, f := range seen.Findings {
-				told = append(told, f.Fault+" "+f.Endpoint)
+				listed = append(listed, f.Fault+" "+f.Endpoint)
 			}
-			return told
+			return listed
 		}).WithTimeout(30 * time.Second).Should(ContainElement("pod " + pods[1].addr.String()))
 	})
 
@@ -295,11 +295,11 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 			clients(1, 0)
 			return strings.Count(string(following.Out.Contents()), " here ")
 		}).WithTimeout(30 * time.Second).Should(BeNumerically(">", before))
-		told := map[string]int{}
+		listed := map[string]int{}
 		for line := range strings.Lines(string(following.Out.Contents())) {
-			told[line]++
+			listed[line]++
 		}
-		Expect(told).To(HaveEach(1), "no event is shown twice, neither a past one nor after a restart")
-		Expect(told).To(HaveKey(MatchRegexp(`^\S+ elsewhere +.*#1 .* accepted `)), "events before the command started")
+		Expect(listed).To(HaveEach(1), "no event is shown twice, neither a past one nor after a restart")
+		Expect(listed).To(HaveKey(MatchRegexp(`^\S+ elsewhere +.*#1 .* accepted `)), "events before the command started")
 	})
 })

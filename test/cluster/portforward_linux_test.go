@@ -82,8 +82,8 @@ func (s *server) kill() int {
 	return len(s.conns)
 }
 
-// told returns usher's output: the trace of connections, line by line.
-func (u *usher) told() string { return string(u.Out.Contents()) }
+// outputText returns usher's output: the trace of connections, line by line.
+func (u *usher) outputText() string { return string(u.Out.Contents()) }
 
 // refusedLate returns the number of failed connections whose Pod did not refuse within 0.2 s, as on a busy machine: usher
 // then counts them as connected.
@@ -210,8 +210,8 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 			Expect(string(answer)).To(Equal("question"))
 			client.Close()
 		}
-		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("web-1 (round robin): connection refused after"))
-		Expect(strings.Count(u.told(), ": connection refused after")).To(Equal(1), "after that it is in quarantine")
+		Eventually(u.outputText).WithTimeout(soon).Should(ContainSubstring("web-1 (round robin): connection refused after"))
+		Expect(strings.Count(u.outputText(), ": connection refused after")).To(Equal(1), "after that it is in quarantine")
 	})
 
 	It("carries 1 MiB in both directions and the Pod's FIN, reaches Pods that were replaced under the same names, and resets clients of a Pod that exits", func() {

@@ -298,11 +298,11 @@ var _ = Describe("a Service", func() {
 	})
 
 	It("sends and accepts PROXY protocol headers as its annotations specify", func() {
-		const tell, accept, aws = "usher.io/proxy-protocol", "usher.io/accept-proxy-protocol", "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol"
+		const send, accept, aws = "usher.io/proxy-protocol", "usher.io/accept-proxy-protocol", "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol"
 		annotate := func(annotations map[string]string) func(*corev1.Service) {
 			return func(s *corev1.Service) { s.Annotations = annotations }
 		}
-		svc := c.service("web", noSelector, annotate(map[string]string{tell: "v1"}), func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })
+		svc := c.service("web", noSelector, annotate(map[string]string{send: "v1"}), func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })
 		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
 		c.usher("--load-balancer-cidr=192.0.2.0/24")
@@ -340,18 +340,18 @@ var _ = Describe("a Service", func() {
 		Eventually(func() error { return second(echo(c.outside, nodePort, "hello")()) }).WithTimeout(soon).Should(MatchError(syscall.ECONNRESET))
 		c.update("web", annotate(map[string]string{accept: "192.0.2.99"}))
 		becomes(c.outside, nodePort, balancer, balancer)
-		c.update("web", annotate(map[string]string{aws: "*", tell: "v1"}))
+		c.update("web", annotate(map[string]string{aws: "*", send: "v1"}))
 		becomes(c.outside, nodePort, balancer+"hello", "PROXY TCP4 203.0.113.9 192.0.2.1 4711 "+fmt.Sprint(svc.Spec.Ports[0].NodePort)+"\r\nhello")
 
 		By("setting invalid annotations")
-		c.update("web", annotate(map[string]string{accept: "everywhere", tell: "v3"}))
+		c.update("web", annotate(map[string]string{accept: "everywhere", send: "v3"}))
 		becomes(c.outside, nodePort, balancer, balancer)
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ConsistOf(
 			ContainSubstring(`metadata.annotations[usher.io/proxy-protocol]: Invalid value: "v3": must be v1 or v2`),
 			ContainSubstring(`metadata.annotations[usher.io/accept-proxy-protocol]: Invalid value: "everywhere": must be networks of load balancers`)))
 
 		By("removing the annotations")
-		c.update("web", annotate(map[string]string{tell: "v1"}))
+		c.update("web", annotate(map[string]string{send: "v1"}))
 		becomes(c.pod, vip(svc), "hello", "PROXY TCP4 "+lab.PodClient4+" "+clusterIP+" PORT 80\r\nhello")
 		c.update("web", annotate(nil))
 		becomes(c.pod, vip(svc), "hello", "hello")

@@ -71,17 +71,17 @@ func (n *Net) Check(p portal.Portal) int {
 func (n *Net) Watch(p portal.Portal) <-chan struct{} {
 	GinkgoHelper()
 	ctx, cancel := context.WithCancel(Background)
-	var told <-chan struct{}
+	var notified <-chan struct{}
 	n.Node.Do(func() {
 		var err error
-		told, err = p.(portal.Watcher).Watch(ctx)
+		notified, err = p.(portal.Watcher).Watch(ctx)
 		Expect(err).NotTo(HaveOccurred())
 	})
 	DeferCleanup(func() {
 		cancel()
-		Eventually(told).Should(BeClosed())
+		Eventually(notified).Should(BeClosed())
 	})
-	return told
+	return notified
 }
 
 func (n *Net) Remove(p portal.Portal) {

@@ -53,18 +53,18 @@ var _ = Describe("the findings", func() {
 		})
 		r, err := Run(GinkgoT().Context(), c, Options{Remote: true})
 		Expect(err).NotTo(HaveOccurred())
-		type told struct {
+		type row struct {
 			Check    string
 			Affected int64
 			Over     bool
 		}
-		var all []told
+		var all []row
 		for _, f := range r.Findings {
 			if f.Object != "usher" {
-				all = append(all, told{f.Check, f.Failures, f.Over})
+				all = append(all, row{f.Check, f.Failures, f.Over})
 			}
 		}
-		Expect(all).To(Equal([]told{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
+		Expect(all).To(Equal([]row{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
 		Expect(r.Findings[2].Wrong).To(Equal("3 connections from 2001:db8::7, 192.0.2.7 denied: not in loadBalancerSourceRanges"))
 		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    30 failures in the last 5 to 10 minutes, in this state since", "               2026-01-02 03:04:05"))
 		Expect(r.Findings[1].Since).To(BeZero())

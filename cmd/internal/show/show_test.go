@@ -258,9 +258,9 @@ var _ = Describe("a waterfall", func() {
 		for i, s := range []portal.SourceAddress{portal.SourceClient, portal.SourceClient, portal.SourceElsewhere} {
 			c.Attempts[i].Sees = sees(s)
 		}
-		told := strings.Join(show.Waterfall(c, 67), "\n")
-		Expect(strings.Count(told, "the endpoint sees ")).To(Equal(2))
-		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   the endpoint sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   the endpoint sees this node's address, because neither `))
+		shown := strings.Join(show.Waterfall(c, 67), "\n")
+		Expect(strings.Count(shown, "the endpoint sees ")).To(Equal(2))
+		Expect(ansi.Strip(shown)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   the endpoint sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   the endpoint sees this node's address, because neither `))
 	})
 
 	It("fits a narrow terminal", func() {
@@ -358,7 +358,7 @@ var _ = Describe("a diff of manifests", func() {
 	}
 	asIs := port(func(*api.ServicePort) {})
 	redirects := portal.Traits{Redirects: true}
-	told := func(now, planned *api.ServicePort, traits portal.Traits) []string {
+	shown := func(now, planned *api.ServicePort, traits portal.Traits) []string {
 		p := show.Diff{Node: "n1", Portal: "iptables", ComparedWith: "127.0.0.1:10249"}
 		p.Compare("default/web", now, planned, traits)
 		lines := p.Lines()
@@ -369,23 +369,23 @@ var _ = Describe("a diff of manifests", func() {
 		return lines[1:]
 	}
 	It("shows added and removed service ports", func() {
-		Expect(told(nil, asIs, redirects)).To(Equal([]string{"", "+ default/web:http  TCP",
+		Expect(shown(nil, asIs, redirects)).To(Equal([]string{"", "+ default/web:http  TCP",
 			"+  ClusterIP 10.96.0.10:80  redirected to usher",
 			"+  NodePort 30080           redirected to usher",
 			"+  10.1.0.7:80              for all clients, on n1",
 			"+  scheduler                rr", "",
 			"1 service port: 1 added, 0 removed, 0 changed, 0 unchanged."}))
-		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           redirected to usher"))
+		Expect(shown(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           redirected to usher"))
 	})
 	It("counts unchanged service ports", func() {
-		Expect(told(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 added, 0 removed, 0 changed, 1 unchanged."}))
+		Expect(shown(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 added, 0 removed, 0 changed, 1 unchanged."}))
 	})
 	It("shows the effect on clients if a policy leaves this node without an endpoint", func() {
 		local := port(func(p *api.ServicePort) {
 			p.Policies.External = "Local"
 			p.Endpoints[0].UsedFor = []string{"internal", "node"}
 		})
-		Expect(told(asIs, local, redirects)).To(Equal([]string{"", "~ default/web:http  TCP",
+		Expect(shown(asIs, local, redirects)).To(Equal([]string{"", "~ default/web:http  TCP",
 			"~  NodePort 30080         dropped, except from this node: no endpoint here",
 			"was: redirected to usher",
 			"~  10.1.0.7:80            for internal, node, on n1",
@@ -395,7 +395,7 @@ var _ = Describe("a diff of manifests", func() {
 	})
 	It("shows that clients are refused, not dropped, by a portal that only listens", func() {
 		local := port(func(p *api.ServicePort) { p.Endpoints[0].UsedFor = []string{"internal", "node"} })
-		Expect(told(asIs, local, portal.Traits{Local: true})).To(ContainElement("~  NodePort 30080  refused, except from this node: no endpoint here"))
+		Expect(shown(asIs, local, portal.Traits{Local: true})).To(ContainElement("~  NodePort 30080  refused, except from this node: no endpoint here"))
 	})
 	It("shows each changed source range and load balancer, and another protocol", func() {
 		ranges := func(last string) *api.ServicePort {
@@ -403,15 +403,15 @@ var _ = Describe("a diff of manifests", func() {
 				p.VIPs = []api.VIP{{Kind: "LoadBalancerIP", Address: "192.0.2.1:80", Sources: []string{"10.0.0.0/8", "11.0.0.0/8", "12.0.0.0/8", last}}}
 			})
 		}
-		Expect(told(ranges("13.0.0.0/8"), ranges("0.0.0.0/1"), redirects)).To(ContainElements("+  source 0.0.0.0/1   allowed", "-  source 13.0.0.0/8  allowed"))
+		Expect(shown(ranges("13.0.0.0/8"), ranges("0.0.0.0/1"), redirects)).To(ContainElements("+  source 0.0.0.0/1   allowed", "-  source 13.0.0.0/8  allowed"))
 		trusting := port(func(p *api.ServicePort) { p.ProxyProtocol = &api.ProxyProtocol{From: []string{"192.0.2.0/24"}} })
-		Expect(told(asIs, trusting, redirects)).To(ContainElement("+  PROXY from 192.0.2.0/24  accepted"))
+		Expect(shown(asIs, trusting, redirects)).To(ContainElement("+  PROXY from 192.0.2.0/24  accepted"))
 		other := port(func(p *api.ServicePort) { p.Protocol = "SCTP" })
-		Expect(told(asIs, other, redirects)).To(ContainElements("~  protocol  SCTP", "was: TCP"))
+		Expect(shown(asIs, other, redirects)).To(ContainElements("~  protocol  SCTP", "was: TCP"))
 	})
 	It("shows the topology key in effect", func() {
 		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })
-		Expect(told(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
+		Expect(shown(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
 	})
 	It("shows changed settings and weights", func() {
 		other := port(func(p *api.ServicePort) {
@@ -421,7 +421,7 @@ var _ = Describe("a diff of manifests", func() {
 			p.SlowStartSeconds, p.DrainSeconds = 30, 300
 			p.AccessLog, p.Sees = true, sees(portal.SourceConfigured)
 		})
-		Expect(told(asIs, other, redirects)).To(ContainElements(
+		Expect(shown(asIs, other, redirects)).To(ContainElements(
 			"~  10.1.0.7:80       for all clients, on n1, weight 3",
 			"~  scheduler         wlc", "was: rr",
 			"+  probes            tcp every 5s, each at most 1.5 s, out after 3, back after 2",
@@ -435,9 +435,9 @@ var _ = Describe("a diff of manifests", func() {
 	})
 	It("describes VIPs in the portal's terms", func() {
 		none := port(func(p *api.ServicePort) { p.Endpoints = nil })
-		Expect(told(nil, none, redirects)).To(ContainElement("+  NodePort 30080           rejected: no endpoint"))
-		Expect(told(nil, none, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           not listening: no endpoint"))
-		Expect(told(nil, asIs, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           usher listens there"))
-		Expect(told(nil, asIs, portal.Traits{})).To(ContainElement("+  NodePort 30080           usher listens elsewhere, on loopback"))
+		Expect(shown(nil, none, redirects)).To(ContainElement("+  NodePort 30080           rejected: no endpoint"))
+		Expect(shown(nil, none, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           not listening: no endpoint"))
+		Expect(shown(nil, asIs, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           usher listens there"))
+		Expect(shown(nil, asIs, portal.Traits{})).To(ContainElement("+  NodePort 30080           usher listens elsewhere, on loopback"))
 	})
 })

@@ -184,10 +184,10 @@ var _ = Describe("this node's Pods", func() {
 			Expect(err).NotTo(HaveOccurred())
 			none, err := modes.New(GinkgoT().Context(), "none", portal.Options{Log: log})
 			Expect(err).NotTo(HaveOccurred())
-			told := &localSources{Portal: none}
-			d.newProxy(told)
+			spy := &localSources{Portal: none}
+			d.newProxy(spy)
 			d.nodeChanged(config.Node{PodCIDRs: []netip.Prefix{ours}})
-			Expect(told.LocalSources).To(Equal(want))
+			Expect(spy.LocalSources).To(Equal(want))
 			Expect(logged.AllEntries()).To(HaveLen(warnings), "warnings about missing interfaces")
 		},
 		Entry("networks", portal.Interfaces(""), []netip.Prefix{ours}, 0),

@@ -117,15 +117,15 @@ var _ = Describe("make image", Ordered, func() {
 	It("records version, commit and licenses in the index, the manifests and the labels", func() {
 		commit := strings.TrimSpace(run("git", "-C", clone, "rev-parse", "HEAD"))
 		created := strings.TrimSpace(run("git", "-C", clone, "log", "-1", "--format=%ct"))
-		check := func(told map[string]string) {
+		check := func(inspected map[string]string) {
 			GinkgoHelper()
-			Expect(told).To(And(
+			Expect(inspected).To(And(
 				HaveKeyWithValue("org.opencontainers.image.version", version),
 				HaveKeyWithValue("org.opencontainers.image.revision", commit),
 				HaveKeyWithValue("org.opencontainers.image.licenses", HavePrefix("Apache-2.0 AND ")),
 				HaveKeyWithValue("org.opencontainers.image.source", HavePrefix("https://")),
 			))
-			at, err := time.Parse(time.RFC3339, told["org.opencontainers.image.created"])
+			at, err := time.Parse(time.RFC3339, inspected["org.opencontainers.image.created"])
 			Expect(err).NotTo(HaveOccurred())
 			Expect(fmt.Sprint(at.Unix())).To(Equal(created))
 		}
@@ -150,9 +150,9 @@ var _ = Describe("make image", Ordered, func() {
 		needs("skopeo")
 		copied := GinkgoT().TempDir()
 		run("skopeo", "--insecure-policy", "copy", "--all", "oci-archive:"+archive, "dir:"+copied)
-		var told struct{ Architecture string }
-		Expect(json.Unmarshal([]byte(run("skopeo", "--override-arch=arm64", "inspect", "oci-archive:"+archive)), &told)).To(Succeed())
-		Expect(told.Architecture).To(Equal("arm64"))
+		var inspected struct{ Architecture string }
+		Expect(json.Unmarshal([]byte(run("skopeo", "--override-arch=arm64", "inspect", "oci-archive:"+archive)), &inspected)).To(Succeed())
+		Expect(inspected.Architecture).To(Equal("arm64"))
 	})
 
 	It("creates small layers", func() {

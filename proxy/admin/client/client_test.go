@@ -276,8 +276,8 @@ var _ = Describe("the event stream", func() {
 		": heartbeat\nid: a-7\n\n" +
 		"id: a-9\r\nevent: change\r\ndata: {\"id\":\"a-9\",\r\ndata: \"kind\":\"service-added\"}\r\n\r\n"
 
-	// told reads a stream until it ends, and returns its lines.
-	told := func(ctx context.Context, c *client.Client, q client.EventQuery) (lines []string, err error) {
+	// linesOf reads a stream until it ends, and returns its lines.
+	linesOf := func(ctx context.Context, c *client.Client, q client.EventQuery) (lines []string, err error) {
 		for m, err := range c.Events(ctx, q) {
 			switch {
 			case err != nil:
@@ -302,7 +302,7 @@ var _ = Describe("the event stream", func() {
 			asked = r.URL.RequestURI()
 			fmt.Fprint(w, stream)
 		})
-		lines, err := told(ctx, c, client.EventQuery{Service: "default/web", Outcome: "retry", History: true, Once: true})
+		lines, err := linesOf(ctx, c, client.EventQuery{Service: "default/web", Outcome: "retry", History: true, Once: true})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(lines).To(Equal(all))
 		Expect(asked).To(Equal("/api/v1/events?follow=false&history=true&outcome=retry&service=default%2Fweb"))
@@ -310,7 +310,7 @@ var _ = Describe("the event stream", func() {
 
 	It("returns an error if it ends while it is followed", func(ctx context.Context) {
 		c := serve(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, stream) })
-		lines, err := told(ctx, c, client.EventQuery{})
+		lines, err := linesOf(ctx, c, client.EventQuery{})
 		Expect(err).To(MatchError(client.ErrStreamEnded))
 		Expect(lines).To(Equal(all))
 	})
@@ -322,7 +322,7 @@ var _ = Describe("the event stream", func() {
 				_, err = fmt.Fprint(w, strings.Repeat(part, 10_000))
 			}
 		})
-		lines, err := told(ctx, c, client.EventQuery{})
+		lines, err := linesOf(ctx, c, client.EventQuery{})
 		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("longer than"))))
 		Expect(lines).To(Equal(all))
 	}, Entry("a line without an end", "xxxxxxxxxx"), Entry("an event of long lines", "data: xxxxx\n"), Entry("an event of empty lines", ":\n"))
@@ -333,7 +333,7 @@ var _ = Describe("the event stream", func() {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		})
-		lines, err := told(ctx, c, client.EventQuery{})
+		lines, err := linesOf(ctx, c, client.EventQuery{})
 		Expect(err).To(MatchError(client.ErrStreamEnded))
 		Expect(slices.Contains(lines, "hello a")).To(BeTrue())
 	})

@@ -93,18 +93,18 @@ func usher(ctx context.Context, api *rest.Config, node string) error {
 		return err
 	}
 	go func() {
-		_ = source.Run(ctx, func([]config.Service) { first.tell(node) })
+		_ = source.Run(ctx, func([]config.Service) { first.print(node) })
 	}()
 	return nil
 }
 
 // once is the set of nodes that have reported a complete initial sync.
-type once struct{ told sync.Map }
+type once struct{ printed sync.Map }
 
 var first once
 
-func (o *once) tell(node string) {
-	if _, again := o.told.LoadOrStore(node, true); !again {
+func (o *once) print(node string) {
+	if _, again := o.printed.LoadOrStore(node, true); !again {
 		synced.Add(1)
 	}
 }
@@ -137,7 +137,7 @@ func kubeProxy(ctx context.Context, api *rest.Config, node string) error {
 	}
 	go func() {
 		if cache.WaitForCacheSync(ctx.Done(), known...) {
-			first.tell(node)
+			first.print(node)
 		}
 	}()
 	return nil

@@ -685,12 +685,12 @@ func ItRedirects(k *Kind) {
 			return n.Node.Sh("ip rule; ip -6 rule; ip route show table 117118 2>&1; ip -6 route show table 117118 2>&1; true")
 		}
 		Expect(last()).NotTo(Or(ContainSubstring("117118"), ContainSubstring("10.96.0.10")), "with a default route")
-		told := n.Watch(p)
+		notified := n.Watch(p)
 		after := func(what string) int {
 			GinkgoHelper()
 			By(what)
 			n.Node.Sh(what)
-			Eventually(told, 10*time.Second).Should(Receive())
+			Eventually(notified, 10*time.Second).Should(Receive())
 			return n.Check(p)
 		}
 
