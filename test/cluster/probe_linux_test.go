@@ -59,7 +59,7 @@ var _ = Describe("the probes of endpoints", func() {
 		By("reporting invalid annotations, and probing no endpoint")
 		annotate(usher+"=often", usher+"-interval=1", usher+"-fall=0")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
-			ContainSubstring(`metadata.annotations[usher.io/probe]: Invalid value: "often": must be none, tcp, tcp:PORT,`),
+			ContainSubstring(`metadata.annotations[usher.io/probe]: Invalid value: "often": must be none, tcp[:PORT],`),
 			ContainSubstring(`metadata.annotations[usher.io/probe-interval]: Invalid value: "1": must be a duration from 1s to 1h`),
 			ContainSubstring(`metadata.annotations[usher.io/probe-fall]: Invalid value: "0": must be a number from 1 to 100`)))
 		Eventually(whom).WithTimeout(soon).Should(Equal(all))

@@ -117,7 +117,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		each(many, func(i int) error {
 			return c.api.CoreV1().Services(c.namespace).Delete(context.Background(), services[i].Name, metav1.DeleteOptions{})
 		})
-		Eventually(u.listeners).WithTimeout(30 * time.Second).Should(BeNumerically("<", 50))
+		Eventually(u.listeners).WithTimeout(2 * time.Minute).WithPolling(200 * time.Millisecond).Should(BeNumerically("<", 50))
 		AddReportEntry("1,000 Services gone", time.Since(began).String())
 		Expect(l.stop()).To(BeEmpty())
 	})
