@@ -17,7 +17,7 @@ var (
 	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
 	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}
 	queueTimeout = outcome.Result{Outcome: outcome.QueueTimeout, Err: errors.New("no endpoint had a free slot in time")}
-	queueFull    = outcome.Result{Outcome: outcome.QueueTimeout, Err: fmt.Errorf("no endpoint had a free slot, and %d clients were already in the queue", balance.QueueLimit)} // includes a full queue
+	queueFull    = outcome.Result{Outcome: outcome.QueueTimeout, Err: fmt.Errorf("no endpoint had a free slot, and %d clients were already in the queue", balance.QueueLimit)} // the outcome QueueTimeout includes a full queue
 )
 
 // The most common errors of attempts.

@@ -22,7 +22,7 @@ const maxAttempts = 32
 // SourceAddress before it reports the result of an attempt, Policy before Failed, and the others before the first Next.
 // One goroutine at a time may call its methods.
 type Search struct {
-	Schedule      []time.Duration // lengths of the time slots; empty: each endpoint is tried once, but see keptLong
+	Schedule      []time.Duration // lengths of the time slots; empty: each endpoint is tried once, but see retryOthersAfter
 	Policy        balance.Policy  // of quarantine
 	Affinity      *affinity.Table // nil for none
 	Client        netip.Addr
@@ -82,8 +82,8 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	case s.final.Outcome != outcome.Open:
 		return Step{Do: GiveUp, Result: s.final}
 	case len(s.Schedule) == 0:
-		if s.count > 0 && now.Sub(s.started) >= keptLong {
-			s.tried = append(s.tried[:0], s.current.Endpoint.Addr) // not count: at most maxAttempts in all
+		if s.count > 0 && now.Sub(s.started) >= retryOthersAfter {
+			s.tried = append(s.tried[:0], s.current.Endpoint.Addr) // count is not reset: at most maxAttempts in all
 		}
 		step := s.begin(set, now, 0)
 		if step.Do == GiveUp && s.count > 0 {
@@ -116,10 +116,10 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	return Step{Do: GiveUp, Result: allFailed}
 }
 
-// keptLong applies without a Schedule. If the last attempt lasted at least that long, the other endpoints may get
-// another attempt: those that failed before may be back. UDP sessions last that long if their endpoint never answers by
-// design. An unreachable host fails sooner: the kernel looks for it for 3 s (arp(7)).
-const keptLong = 5 * time.Second
+// retryOthersAfter applies without a Schedule. If an attempt ends after at least that long, the other endpoints may get
+// another attempt, since those that failed may be back. In UDP, an attempt lasts until the endpoint answers, and some
+// never do by design. An unreachable host fails sooner: the kernel looks for it for 3 s (arp(7)).
+const retryOthersAfter = 5 * time.Second
 
 // begin begins an attempt with the next endpoint, queues the client, or gives up.
 func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Step {
@@ -223,7 +223,8 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			s.Affinity.Forget(s.Client, previous)
 		}
 		claimed := s.Affinity.Claim(s.Client, addr, now)
-		// Another connection of the client has just restored its affinity to previous, which this search cannot use.
+		// If claimed is previous, another connection of the client has just restored that affinity, which this search
+		// cannot use.
 		if claimed == addr || claimed == previous {
 			return choice, true
 		}

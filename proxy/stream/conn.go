@@ -28,7 +28,7 @@ type Conn struct {
 	client client        // nil once established
 	pair   pair          // the pair that a loop forwards, once established
 	begun  chan struct{} // nil if a loop forwards; closed when the flow is in register.goroutineFlows
-	stays  bool          // a successor has not accepted this connection: it is not offered again
+	stays  bool          // it was offered to a successor, which did not take it: it is not offered again
 }
 
 // client is the common part of the clients of all protocols.
@@ -61,8 +61,8 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	return c
 }
 
-// turnAway resets a client that is not admitted; r is the reason. Only if the client is recorded, and so not in a flood,
-// it calls setTo, which sets To.
+// turnAway resets a client that is not admitted; r is the reason. It calls setTo, which sets To, only if it records the
+// client; in a flood it only counts.
 func (c *Conn) turnAway(r outcome.Result, setTo func()) {
 	if r.Outcome == outcome.Limit {
 		c.logLimit(r.Err)
@@ -187,7 +187,7 @@ func searchEnded(why error) outcome.Result {
 // flowing records flow as the part that forwards the connection's bytes from now on.
 func (c *Conn) flowing(flow forward.Flow) {
 	c.client = nil // flow owns it
-	c.VIP = nil    // unused from now on, and part of a list of up to 100,000 VIPs that may be replaced
+	c.VIP = nil    // unused from now on; the pointer would keep a replaced list of up to 100,000 VIPs
 	c.Front.Trace.Moves(c.Record, flow)
 	// Retire and Drain may have visited the open connections before this one was among them.
 	if by, drained := c.Endpoint.Drained(); drained {

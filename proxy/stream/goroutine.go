@@ -17,7 +17,7 @@ import (
 // systems without loops, if Options.Dial connects to endpoints, and for clients passed to Serve.
 type goroutine struct {
 	*Conn
-	search           frontend.Connecting
+	connecting       frontend.Connecting
 	setProxiedClient func() outcome.Result // reads the PROXY protocol header and records the client; nil for SCTP, which has none
 	dial             dialer
 
@@ -38,17 +38,17 @@ func (g *goroutine) awaitHeader() { g.enter(g.setProxiedClient(), g) }
 
 // seek implements runner.
 func (g *goroutine) seek() {
-	g.search = g.Connect(g.server.ctx, g)
+	g.connecting = g.Connect(g.server.ctx, g)
 	for g.callNext = true; g.callNext; {
 		g.callNext = false
-		g.search.Next(time.Now())
+		g.connecting.Next(time.Now())
 	}
 }
 
 // Wait implements frontend.Runner.
 func (g *goroutine) Wait(v *frontend.View, step search.Step) {
 	why, gone := errClientReset, forward.WaitReset
-	if g.search.Queued() {
+	if g.connecting.Queued() {
 		why, gone = errClientLeft, g.waitLeft
 	}
 	err := g.withClient(g.server.ctx, why, gone, func(ctx context.Context) error {
@@ -56,7 +56,7 @@ func (g *goroutine) Wait(v *frontend.View, step search.Step) {
 		return ctx.Err()
 	})
 	if err != nil {
-		g.search.Stop(time.Now(), searchEnded(err))
+		g.connecting.Stop(time.Now(), searchEnded(err))
 		return
 	}
 	g.callNext = true
@@ -69,10 +69,10 @@ func (g *goroutine) Dial(v *frontend.View, from netip.AddrPort, _ bool, limit ti
 	g.forward, err = g.dial(ctx, v, from, g.Endpoint.Endpoint)
 	cancel()
 	if err == errClientReset {
-		g.search.Stop(time.Now(), searchEnded(err))
+		g.connecting.Stop(time.Now(), searchEnded(err))
 		return
 	}
-	g.search.Done(time.Now(), err)
+	g.connecting.Done(time.Now(), err)
 }
 
 // Connected implements frontend.Runner.

@@ -93,7 +93,7 @@ func (e *acceptHandler) open() {
 	e.watching = true
 }
 
-// lastAccepts limits the connections of a listener that a loop accepts when usher stops, since clients may continue to
+// lastAccepts limits how many connections a loop accepts from a listener when usher stops, since clients may continue to
 // connect.
 const lastAccepts = 4096
 
@@ -178,10 +178,10 @@ type pair = forward.Pair
 type waiting struct {
 	*Conn
 	forward.Client
-	loop   *forward.Loop
-	search frontend.Connecting
-	dial   *forward.Dialed // the last attempt; nil before the first
-	wait   *leavable       // the current wait; nil if none
+	loop       *forward.Loop
+	connecting frontend.Connecting
+	dial       *forward.Dialed // the last attempt; nil before the first
+	wait       *leavable       // the current wait; nil if none
 }
 
 // leavable is a wait that can be ended early with a reason.
@@ -214,8 +214,8 @@ func (w *waiting) seek() {
 		w.Refuse(searchEnded(errClientReset))
 		return
 	}
-	w.search = w.Connect(w.server.ctx, w)
-	w.search.Next(time.Now())
+	w.connecting = w.Connect(w.server.ctx, w)
+	w.connecting.Next(time.Now())
 }
 
 // Wait implements frontend.Runner.
@@ -241,7 +241,7 @@ func (w *waiting) Dial(v *frontend.View, from netip.AddrPort, mayLoop bool, limi
 	if mayLoop {
 		var err error
 		if hops, err = frontend.HopsLeft(w.Hops()); err != nil {
-			w.search.Done(time.Now(), err)
+			w.connecting.Done(time.Now(), err)
 			return
 		}
 	}
@@ -254,7 +254,7 @@ func (w *waiting) Dial(v *frontend.View, from netip.AddrPort, mayLoop bool, limi
 // dialed is called when an attempt has ended.
 func (w *waiting) dialed(d *forward.Dialed, err error) {
 	w.dial = d
-	w.search.Done(time.Now(), err)
+	w.connecting.Done(time.Now(), err)
 }
 
 // Connected implements frontend.Runner.
@@ -269,10 +269,10 @@ func (w *waiting) waited() {
 	over := context.Cause(w.wait)
 	w.wait.leave(nil)
 	if w.wait = nil; over == nil {
-		w.search.Next(time.Now())
+		w.connecting.Next(time.Now())
 		return
 	}
-	w.search.Stop(time.Now(), searchEnded(over))
+	w.connecting.Stop(time.Now(), searchEnded(over))
 }
 
 // watch starts to watch for a reset from the client. It is called when an attempt does not end at once, or when the
@@ -288,7 +288,7 @@ func (w *waiting) watch() bool {
 // changed is called when the client has sent data, ended its stream or reset the connection.
 func (w *waiting) changed() {
 	switch waits := w.wait != nil; {
-	case waits && w.search.Queued():
+	case waits && w.connecting.Queued():
 		// Bytes that were read may be a complete request, whose client closes its side and waits for the response. If
 		// there are any, only a reset means that the client has left.
 		if w.Reset() || len(w.First()) == 0 && w.Left() {
@@ -307,7 +307,7 @@ func (w *waiting) stop(r outcome.Result) {
 	if w.dial != nil && w.dial.Pending() {
 		w.dial.Cancel()
 	}
-	w.search.Stop(time.Now(), r)
+	w.connecting.Stop(time.Now(), r)
 }
 
 // prepareDialSocket prepares a socket that is not connected yet. It sets mark unless that is 0, and binds the socket to
