@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Results of a search that gives up. Those of [Search.Failed] have the error of an attempt.
+// Results of a search that gives up. [Search.Failed] makes others, with the attempt's error.
 var (
 	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
 	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}

@@ -158,8 +158,9 @@ func (s *Search) Connected(now time.Time) {
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [EndpointAtFault]), it is quarantined,
 // and the client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint
-// may be the cause (see [balance.Endpoint.Report]). Failed then quarantines the endpoint but keeps the affinity, which
-// choose moves if it finds another endpoint. If every other endpoint would fail too, the next step is GiveUp.
+// may be the cause (see [balance.Endpoint.Report]). Failed then quarantines the endpoint but keeps the affinity. The next
+// attempt of this search moves it, if it finds another endpoint. If every other endpoint would fail too, the next step is
+// GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	plain := Plain(err)
 	s.record(now, plain)
@@ -283,8 +284,8 @@ func (s *Search) LeaveQueue(now time.Time) {
 
 // Preview returns the endpoints of set in the order in which a search that begins now would try them, if all attempts
 // failed. vip is the VIP to which the client connected; had is the client's affinity, or nil. Preview changes nothing:
-// it takes no turn in rotation, and claims no HalfOpen endpoint. The order ends where the client would have to wait for
-// a free slot. Preview ignores clients that are in the queue already.
+// it takes no turn in rotation, and begins no test of an endpoint after its quarantine. The order ends where the client
+// would have to wait for a free slot. Preview ignores clients that are in the queue already.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
