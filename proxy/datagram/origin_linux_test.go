@@ -2,6 +2,8 @@ package datagram
 
 import (
 	"bytes"
+	"context"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -18,6 +20,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -61,6 +64,34 @@ func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Ser
 	f.Swap(&frontend.View{Port: port, All: pool.All, Cluster: pool.Cluster, Internal: pool.Internal, External: pool.External})
 	return f, srv
 }
+
+// frontWithEndpoint is redirectedFront without redirects, logs or a closed endpoint: the socket is the endpoint.
+func frontWithEndpoint(t *testing.T) (*frontend.FrontEnd, *Server, *net.UDPConn) {
+	t.Helper()
+	g := NewWithT(t)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	f, srv := redirectedFront(t, log)
+	var err error
+	f.Portal, err = none.Mode.New(context.Background(), portal.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { endpoint.Close() })
+	f.View().All[0].Endpoint.Addr = endpoint.LocalAddr().(*net.UDPAddr).AddrPort()
+	return f, srv, endpoint
+}
+
+// listenAt opens a listener for the only VIP of f.
+func listenAt(t *testing.T, f *frontend.FrontEnd, srv *Server, at netip.AddrPort) frontend.Listener {
+	t.Helper()
+	l, err := srv.Listen(f, portal.Bind{Addr: at, Targets: []portal.Target{frontend.Target(f.Protocol, f.View().Port.VIPs[0])}})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return l
+}
+
+// anyPort is a loopback address whose port the kernel selects.
+var anyPort = netip.MustParseAddrPort("127.0.0.1:0")
 
 var anywhereRedirected = portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Redirected: true,
 	Targets: []portal.Target{{Protocol: portal.UDP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 53}}}

@@ -1,19 +1,14 @@
 package datagram
 
 import (
-	"context"
-	"io"
 	"net"
-	"net/netip"
 	"os"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -57,18 +52,8 @@ const manyClients = 600
 // manySessions returns a listener with many sessions, its front end and its server.
 func manySessions(t *testing.T) (*frontend.FrontEnd, *Server, frontend.Listener) {
 	g := NewWithT(t)
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	f, srv := redirectedFront(t, log)
-	var err error
-	f.Portal, err = none.Mode.New(context.Background(), portal.Options{})
-	g.Expect(err).NotTo(HaveOccurred())
-	endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { endpoint.Close() })
-	f.View().All[0].Endpoint.Addr = endpoint.LocalAddr().(*net.UDPAddr).AddrPort()
-	l, err := srv.Listen(f, portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Targets: []portal.Target{frontend.Target(f.Protocol, f.View().Port.VIPs[0])}})
-	g.Expect(err).NotTo(HaveOccurred())
+	f, srv, _ := frontWithEndpoint(t)
+	l := listenAt(t, f, srv, anyPort)
 	for range manyClients {
 		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
 		g.Expect(err).NotTo(HaveOccurred())
@@ -98,7 +83,7 @@ func TestManySessionsOfAPredecessorContinueInTurns(t *testing.T) {
 		<-listening
 	})).To(Succeed())
 	next, err := srv.Listen(f, portal.Bind{Addr: l.Addr(), Targets: []portal.Target{frontend.Target(f.Protocol, f.View().Port.VIPs[0])}})
-	close(listening)
+	close(listening) // even if it failed, since the loop waits
 	g.Expect(err).NotTo(HaveOccurred())
 	defer next.Close(frontend.Stopped)
 	g.Eventually(f.Sessions.Load).WithTimeout(20 * time.Second).Should(BeEquivalentTo(manyClients))
@@ -125,22 +110,12 @@ func TestUnansweredSessionEndsBeforeAnsweredOne(t *testing.T) {
 	} {
 		t.Run(c.silent.String(), func(t *testing.T) {
 			g := NewWithT(t)
-			log := logrus.New()
-			log.SetOutput(io.Discard)
-			f, srv := redirectedFront(t, log)
+			f, srv, endpoint := frontWithEndpoint(t)
 			srv.idle = 2 * time.Minute
-			var err error
-			f.Portal, err = none.Mode.New(context.Background(), portal.Options{})
-			g.Expect(err).NotTo(HaveOccurred())
-			endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-			g.Expect(err).NotTo(HaveOccurred())
-			defer endpoint.Close()
 			v := *f.View()
-			v.All[0].Endpoint.Addr = endpoint.LocalAddr().(*net.UDPAddr).AddrPort()
 			v.Port.UDPIdleTimeout = c.ofService
 			f.Swap(&v)
-			l, err := srv.Listen(f, portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Targets: []portal.Target{frontend.Target(f.Protocol, v.Port.VIPs[0])}})
-			g.Expect(err).NotTo(HaveOccurred())
+			l := listenAt(t, f, srv, anyPort)
 			defer l.Close(frontend.Stopped)
 			buf := make([]byte, 8)
 			for _, answered := range []bool{true, false} {
