@@ -596,14 +596,16 @@ func (s *session) end(r outcome.Result) {
 		at = s.Endpoint.Addr
 		s.Endpoint.Moved(r.ToEndpoint, r.ToClient)
 	}
-	lost := forward.Lost(s.fd) // 0 without a socket
+	over := s.handover == 0 || s.socket.retired == nil // otherwise the successor continues the session
+	if over {
+		s.Front.Counters.Drop(frontend.DropReceiveBuffer, forward.Lost(s.fd)) // none without a socket
+	}
 	s.closeSocket()
 	s.socket.forget(s)
 	if s.unreplied {
 		s.socket.replied()
 	}
-	if s.handover == 0 || s.socket.retired == nil { // otherwise the successor continues the session
-		s.Front.Counters.Drop(frontend.DropReceiveBuffer, lost)
+	if over {
 		s.Closed(now, r, at)
 	}
 }
