@@ -263,8 +263,9 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 				n = 1
 			}
 			p.users[vip] += n
-			if p.ports[nodePortOf(t)] += n; p.ports[nodePortOf(t)] == 0 {
-				delete(p.ports, nodePortOf(t))
+			port := nodePortOf(t)
+			if p.ports[port] += n; p.ports[port] == 0 {
+				delete(p.ports, port)
 			}
 		}
 	}
