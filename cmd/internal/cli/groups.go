@@ -11,6 +11,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
 )
 
 // HelpWidth is the maximum width of lines of --help, in columns. Longer words, examples and indented lines stay whole.
@@ -132,7 +134,7 @@ func block(f *pflag.Flag) string {
 		return ""
 	}
 	const indent = "\n        "
-	return "  " + head + indent + strings.ReplaceAll(fill(capitalize(text), HelpWidth-len(indent)), "\n", indent) + "\n"
+	return "  " + head + indent + strings.Join(show.Fill(capitalize(text), HelpWidth-len(indent)), indent) + "\n"
 }
 
 // lowerStart matches a flag in pflag's columns, up to the first letter of a description that begins in lower case.
@@ -153,30 +155,10 @@ func fillParagraphs(text string) string {
 	paragraphs := strings.Split(text, "\n\n")
 	for i, p := range paragraphs {
 		if !strings.HasPrefix(p, " ") && !strings.Contains(p, "\n ") {
-			paragraphs[i] = fill(p, HelpWidth)
+			paragraphs[i] = strings.Join(show.Fill(p, HelpWidth), "\n")
 		}
 	}
 	return strings.Join(paragraphs, "\n\n")
-}
-
-// fill breaks text into lines of at most most columns, between words only: not at hyphens, unlike ansi.Wordwrap.
-func fill(text string, most int) string {
-	var b strings.Builder
-	column := 0
-	for i, word := range strings.Fields(text) {
-		switch {
-		case i == 0:
-		case column+1+width(word) > most:
-			b.WriteByte('\n')
-			column = 0
-		default:
-			b.WriteByte(' ')
-			column++
-		}
-		b.WriteString(word)
-		column += width(word)
-	}
-	return b.String()
 }
 
 // width returns the number of columns of the longest line of text.

@@ -167,20 +167,11 @@ func (r Result) rest(width int) (lines []string) {
 // that are longer than a line are split.
 func wrapped(head, text string, width int) (lines []string) {
 	width = max(width-len(head), 20)
-	line := ""
-	end := func() {
+	for _, line := range show.Fill(show.Clean(text), width) {
 		for _, part := range strings.Split(ansi.Hardwrap(line, width, false), "\n") {
 			lines = append(lines, head+part)
 			head = strings.Repeat(" ", len(head))
 		}
 	}
-	for _, word := range strings.Fields(show.Clean(text)) {
-		if line != "" && ansi.StringWidth(line)+1+ansi.StringWidth(word) > width {
-			end()
-			line = ""
-		}
-		line = strings.TrimLeft(line+" "+word, " ")
-	}
-	end()
 	return lines
 }

@@ -3,6 +3,7 @@ package show
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/charmbracelet/x/ansi"
 )
@@ -58,4 +59,21 @@ func Middle(s string, width int) string {
 	}
 	end := ansi.TruncateLeft(s, width+over-(width-1)/2, "")
 	return ansi.Truncate(s, max(0, width-1-ansi.StringWidth(end)), "") + "…" + end
+}
+
+// Fill breaks text into lines of at most width columns, between words only, unlike ansi.Wordwrap, which also breaks at
+// hyphens. Longer words are lines of their own. The result has at least one line.
+func Fill(text string, width int) []string {
+	lines := []string{""}
+	for _, word := range strings.Fields(text) {
+		switch line := &lines[len(lines)-1]; {
+		case *line == "":
+			*line = word
+		case ansi.StringWidth(*line)+1+ansi.StringWidth(word) <= width:
+			*line += " " + word
+		default:
+			lines = append(lines, word)
+		}
+	}
+	return lines
 }
