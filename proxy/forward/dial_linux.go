@@ -215,9 +215,9 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 	began := time.Now()
 	few := l.ports.few(began)
 	var err error
-	d.fd, err = connectTCP(l.mark, from, to, hops, few, len(opening) > 0)
+	d.fd, err = l.connectTCP(from, to, hops, few, len(opening) > 0)
 	if err == unix.EADDRNOTAVAIL && few != 0 && l.ports.maySearchAll(began) {
-		d.fd, err = connectTCP(l.mark, from, to, hops, 0, len(opening) > 0)
+		d.fd, err = l.connectTCP(from, to, hops, 0, len(opening) > 0)
 	}
 	now := time.Now()
 	l.ports.took(now.Sub(began), now)
@@ -307,10 +307,11 @@ func (d *Dialed) finish(err error) {
 
 // localPorts limits the time that connect(2) searches for a local port, since all other connections of the loop wait
 // meanwhile. If most ports are in use for connections to an endpoint, connect(2) tries one after the other, which takes
-// some milliseconds. (A closed connection keeps its port for a minute.) After one slow search, connect(2) may try only
-// few ports for some time, different ones in each call.
+// some milliseconds. (A closed connection keeps its port for a minute.) After slow searches in succession, connect(2) may
+// try only few ports for some time, different ones in each call.
 type localPorts struct {
 	first, last uint16    // the kernel's range; see Options
+	slow        int       // number of slow calls of connect(2) since the last fast one
 	until       time.Time // connect(2) may try only few ports before this time
 	searchedAll time.Time // when connect(2) last tried all ports because none of a few was free
 }
@@ -318,6 +319,9 @@ type localPorts struct {
 const (
 	// slowConnect is the duration from which connect(2) counts as slow. A tenth of it is usual.
 	slowConnect = 250 * time.Microsecond
+	// slowConnects is the number of slow calls in succession after which few ports are tried. A single call may also be
+	// slow because the kernel ran another thread meanwhile.
+	slowConnects = 3
 	// fewPorts is the number of ports to try. If 1% of all ports are free, one of these is free in 99% of cases.
 	fewPorts = 512
 	// fewFor is the time for which the limit applies.
@@ -326,6 +330,12 @@ const (
 	// in this time. Such a search takes longest if no port is free.
 	searchAllAfter = time.Second
 )
+
+// include reports whether connect(2) may pick port as the local one. If the range has changed since the start, the
+// answer may be wrong.
+func (p *localPorts) include(port uint16) bool {
+	return p.last == 0 || p.first <= port && port <= p.last
+}
 
 // maySearchAll reports whether connect(2), which found none of a few ports free, may try all.
 func (p *localPorts) maySearchAll(now time.Time) bool {
@@ -338,7 +348,9 @@ func (p *localPorts) maySearchAll(now time.Time) bool {
 
 // took records how long an attempt to begin a connection took; connect(2) may take most of that.
 func (p *localPorts) took(d time.Duration, now time.Time) {
-	if d >= slowConnect && !now.Before(p.until) {
+	if d < slowConnect {
+		p.slow = 0
+	} else if p.slow++; p.slow >= slowConnects && !now.Before(p.until) {
 		p.until = now.Add(fewFor)
 	}
 }

@@ -36,7 +36,7 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	ended := make(chan outcome.Result, 1)
 	begun := make(chan *pair, 1)
 	to := clients.Addr().(*net.TCPAddr).AddrPort()
-	near, err := connectTCP(0, netip.AddrPort{}, to, 0, 0, false)
+	near, err := new(Loop).connectTCP(netip.AddrPort{}, to, 0, 0, false)
 	g.Expect(err).NotTo(HaveOccurred())
 	far, err := clients.Accept()
 	g.Expect(err).NotTo(HaveOccurred())

@@ -10,13 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestPortRangeIsReducedForATimeAfterASlowConnect(t *testing.T) {
+// exhausted returns the localPorts of a loop whose last calls of connect(2) were slow.
+func exhausted(first, last uint16, now time.Time) localPorts {
+	p := localPorts{first: first, last: last}
+	for range slowConnects {
+		p.took(slowConnect, now)
+	}
+	return p
+}
+
+func TestPortRangeIsReducedForATimeAfterSlowConnects(t *testing.T) {
 	g := NewWithT(t)
-	p, now := localPorts{first: 32768, last: 60999}, time.Now()
+	now := time.Now()
+	p := localPorts{first: 32768, last: 60999}
 	g.Expect(p.few(now)).To(BeZero())
-	p.took(slowConnect-1, now)
+	for range slowConnects { // as if the thread was preempted now and then
+		p.took(slowConnect, now)
+		p.took(slowConnect-1, now)
+	}
 	g.Expect(p.few(now)).To(BeZero())
-	p.took(slowConnect, now)
+	p = exhausted(32768, 60999, now)
 	for range 1000 {
 		few := p.few(now.Add(fewFor - 1))
 		first, last := few&0xffff, few>>16
@@ -29,8 +42,7 @@ func TestPortRangeIsReducedForATimeAfterASlowConnect(t *testing.T) {
 
 func TestSmallPortRangeIsNotReduced(t *testing.T) {
 	g := NewWithT(t)
-	for _, p := range []localPorts{{}, {first: 40000, last: 40000 + fewPorts - 1}} {
-		p.took(time.Second, time.Now())
+	for _, p := range []localPorts{exhausted(0, 0, time.Now()), exhausted(40000, 40000+fewPorts-1, time.Now())} {
 		g.Expect(p.few(time.Now())).To(BeZero())
 	}
 }
@@ -41,10 +53,9 @@ func TestConnectUsesTheReducedPortRange(t *testing.T) {
 		l, err := net.Listen("tcp", at)
 		g.Expect(err).NotTo(HaveOccurred())
 		defer l.Close()
-		p := localPorts{first: 32768, last: 60999}
-		p.took(slowConnect, time.Now())
+		p := exhausted(32768, 60999, time.Now())
 		few := p.few(time.Now())
-		s, err := connectTCP(0, netip.AddrPort{}, l.Addr().(*net.TCPAddr).AddrPort(), 0, few, false)
+		s, err := new(Loop).connectTCP(netip.AddrPort{}, l.Addr().(*net.TCPAddr).AddrPort(), 0, few, false)
 		g.Expect(err).NotTo(HaveOccurred())
 		defer s.Close()
 		if _, err := unix.GetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE); err != nil {
@@ -62,13 +73,13 @@ func TestConnectTriesAllPortsOnceASecondIfTheReducedRangeIsInUse(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	defer l.Close()
 	to := l.Addr().(*net.TCPAddr).AddrPort()
-	first, err := connectTCP(0, netip.AddrPort{}, to, 0, 0, false)
+	first, err := new(Loop).connectTCP(netip.AddrPort{}, to, 0, 0, false)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer first.Close()
 	local, err := LocalAddr(int(first))
 	g.Expect(err).NotTo(HaveOccurred())
 	taken := local.Port()
-	second, err := connectTCP(0, netip.AddrPort{}, to, 0, int(taken)<<16|int(taken), false)
+	second, err := new(Loop).connectTCP(netip.AddrPort{}, to, 0, int(taken)<<16|int(taken), false)
 	if err == nil {
 		second.Close()
 		t.Skip("the kernel is older than 6.3")
@@ -93,7 +104,7 @@ func TestSocketsDoNotConnectToThemselves(t *testing.T) {
 				unused = l.Addr().(*net.TCPAddr).AddrPort()
 				g.Expect(l.Close()).To(Succeed())
 				itsPort := int(unused.Port())
-				s, err := connectTCP(0, netip.AddrPort{}, unused, 0, itsPort<<16|itsPort, false)
+				s, err := new(Loop).connectTCP(netip.AddrPort{}, unused, 0, itsPort<<16|itsPort, false)
 				if err != nil {
 					return err
 				}
@@ -107,7 +118,7 @@ func TestSocketsDoNotConnectToThemselves(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred(), "the port is free again")
 			g.Expect(l.Close()).To(Succeed())
 			for name, connect := range map[string]func() error{
-				"TCP": func() error { _, err := connectTCP(0, unused, unused, 0, 0, false); return err },
+				"TCP": func() error { _, err := new(Loop).connectTCP(unused, unused, 0, 0, false); return err },
 				"UDP": func() error { _, err := ConnectUDP(0, unused, unused); return err },
 			} {
 				if err := connect(); err != unix.EADDRNOTAVAIL { // without the capability for a chosen source address

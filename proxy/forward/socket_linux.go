@@ -2,6 +2,7 @@ package forward
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -113,20 +114,19 @@ func Accept(listener int) (Socket, netip.AddrPort, error) {
 }
 
 // connectTCP starts a connection to addr. from is the source address (see BindTransparent); if its port is taken, any
-// other is used. If from is the zero AddrPort, the kernel picks the address. SO_MARK is set to mark, the hop limit to
-// hops, and IP_LOCAL_PORT_RANGE to few (see localPorts.few), unless these are 0. If data is set, the last ACK of the
-// handshake is sent with the first bytes. The socket has no TCP_NODELAY yet; see edge.undelay. The error is or wraps a
-// unix.Errno.
-func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
-	fd, err := beginTCP(mark, from, addr, hops, few, data)
+// other is used. If from is the zero AddrPort, the kernel picks the address. The hop limit is set to hops, and
+// IP_LOCAL_PORT_RANGE to few (see localPorts.few), unless these are 0. If data is set, the last ACK of the handshake is
+// sent with the first bytes. The socket has no TCP_NODELAY yet; see edge.undelay. The error is or wraps a unix.Errno.
+func (l *Loop) connectTCP(from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
+	fd, err := l.beginTCP(from, addr, hops, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
 		from = netip.AddrPortFrom(from.Addr(), 0)
-		fd, err = beginTCP(mark, from, addr, hops, few, data)
+		fd, err = l.beginTCP(from, addr, hops, few, data)
 	}
 	return fd, err
 }
 
-func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
+func (l *Loop) beginTCP(from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
@@ -138,8 +138,8 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 	if data {
 		options = append(options, option{"TCP_QUICKACK", unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0})
 	}
-	if mark != 0 {
-		options = append(options, option{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(mark)})
+	if l.mark != 0 {
+		options = append(options, option{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(l.mark)})
 	}
 	if err = setOptions(fd, options...); err == nil && hops > 0 {
 		err = SetHops(fd, addr.Addr(), hops)
@@ -157,7 +157,7 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 		err = connect(fd, addr)
 	}
 	if err == nil || err == unix.EINPROGRESS {
-		if !toItself(fd, addr) {
+		if from != addr && !l.ports.include(addr.Port()) || !toItself(fd, addr) {
 			return Socket(fd), nil
 		}
 		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // otherwise the port would stay in use for a minute
@@ -169,12 +169,8 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 
 // toItself reports whether a socket is connected to its own address. That happens if addr is an address of this node,
 // no socket listens on its port, and the kernel picks that port as the local one. Then the simultaneous open of TCP
-// (RFC 9293, 3.5) succeeds, and the socket receives its own bytes. By default, the kernel picks no port below 1024
-// (net.ipv4.ip_local_port_range).
+// (RFC 9293, 3.5) succeeds, and the socket receives its own bytes.
 func toItself(fd int, addr netip.AddrPort) bool {
-	if addr.Port() < 1024 {
-		return false
-	}
 	local, err := LocalAddr(fd)
 	return err == nil && local == addr
 }
@@ -505,10 +501,8 @@ const sizeofExtendedErr = 16
 
 // peerAddr returns the address that a socket is connected to; the zero Addr if there is none.
 func peerAddr(fd int) netip.Addr {
-	var p Peer
-	p.length = uint32(len(p.raw))
-	_, _, _ = unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(&p.raw)), uintptr(unsafe.Pointer(&p.length)))
-	return p.AddrPort().Addr()
+	at, _ := socketName(unix.SYS_GETPEERNAME, fd)
+	return at.Addr()
 }
 
 // SetHops sets the hop limit (IPv4: TTL) of packets from a socket to addr.
@@ -552,17 +546,25 @@ func (p *Peer) AddrPort() netip.AddrPort {
 
 // LocalAddr returns the address that a socket is bound to.
 func LocalAddr(fd int) (netip.AddrPort, error) {
-	name, err := unix.Getsockname(fd)
+	at, err := socketName(unix.SYS_GETSOCKNAME, fd)
+	if err == nil && !at.IsValid() {
+		err = errors.New("not an Internet address")
+	}
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("getsockname: %w", err)
+		err = fmt.Errorf("getsockname: %w", err)
 	}
-	switch a := name.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), nil
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), nil
+	return at, err
+}
+
+// socketName makes the system call getsockname(2) or getpeername(2). For other sockets than IPv4 and IPv6, the address
+// is invalid. Those of x/sys make another system call for the protocol.
+func socketName(call uintptr, fd int) (netip.AddrPort, error) {
+	var p Peer
+	p.length = uint32(len(p.raw))
+	if _, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(&p.raw)), uintptr(unsafe.Pointer(&p.length))); errno != 0 {
+		return netip.AddrPort{}, errno
 	}
-	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is not an Internet address", name)
+	return p.AddrPort(), nil
 }
 
 func domain(a netip.Addr) int {
