@@ -35,7 +35,7 @@ func Explanation(e api.Explanation) []string {
 	default:
 		lines = append(lines, "", "Would be tried, in this order until one connects:")
 		lines = append(lines, candidates(e.Order, true)...)
-		lines = append(lines, "", "Attempt timeouts: "+schedule(e.ScheduleMs)+".")
+		lines = append(lines, "", "Attempt timeouts, by time slot: "+schedule(e.ScheduleMs)+".")
 	}
 	if len(e.NotTried) > 0 {
 		lines = append(lines, "", "Would not be tried:")

@@ -295,7 +295,7 @@ var _ = Describe("an explanation", func() {
 			"     the endpoint sees its client's own address, because replies return through this node",
 			"  2  [fd00::2]:80                 only one left  no other endpoint is left",
 			"",
-			"Attempt timeouts: 250 ms, then 1.0 s.",
+			"Attempt timeouts, by time slot: 250 ms, then 1.0 s.",
 			"",
 			"Would not be tried:",
 			"  -  [fd00::3]:80    not-ready  it is not ready",
