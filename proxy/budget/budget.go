@@ -1,11 +1,14 @@
-// Package budget counts the file descriptors of this process and limits their use. Listeners, connections and UDP
-// sessions take from the budget.
+// Package budget counts the file descriptors and local ports of this process, and limits their use. Listeners,
+// connections and UDP sessions take from the budget.
 //
-// No kind of use can take all descriptors from the others. Some descriptors are reserved for other uses. Of the rest,
-// UDP sessions have at most a quarter, since any host can send datagrams with forged source addresses. Where UDP is
-// served, connections leave an eighth to it, so that a node's DNS keeps working. The last part of each limit is
-// reserved: an eighth of the connections, and of the sessions, for clients that have few; a sixteenth of the
-// connections for service ports that have few; an eighth of the listeners for namespaces that have few.
+// None of the three can take all descriptors from the other two. Some descriptors are reserved for everything else (see
+// mostReserved). Of the rest, UDP sessions have at most a quarter, since any host can send datagrams with forged source
+// addresses. If UDP is served, an eighth (less if MaxUDPSessions is lower) is kept free of connections, so that a
+// node's DNS keeps working. When a limit is nearly reached, large users get nothing more, so that something is left for
+// small ones. A client that holds more than its share (MaxClientShare percent of the limit) gets none of the last
+// eighth of the connections or sessions. A service port that has half of the limit gets none of the last sixteenth of
+// the connections (unless MaxConnectionsPerPort is set). A namespace that has more than half of the listeners gets none
+// of the last eighth.
 package budget
 
 import (
@@ -23,16 +26,16 @@ import (
 type Limits struct {
 	// MaxConnections limits open connections. 0 means only the limit that Budget computes: see ConnectionLimit.
 	MaxConnections int64
-	// MaxConnectionsPerPort limits the connections of one service port; 0 means half of the connection limit when that
-	// limit is nearly reached: see scarce.
+	// MaxConnectionsPerPort limits the connections of one service port. If it is 0, a port is limited only when the
+	// connection limit is nearly reached: then to half of it (see scarce).
 	MaxConnectionsPerPort int64
 
 	// MaxUDPSessions limits open UDP sessions. SessionLimit may be lower.
 	MaxUDPSessions int64
 
 	// MaxClientShare is the percentage of the connection limit, and of the session limit, that one client address may
-	// hold when that limit is nearly reached; 100 means no limit per client. A client above this share gets no further
-	// connection. If it begins a UDP session, its session that has been idle longest ends.
+	// hold when that limit is nearly reached; 100 means no limit per client. A client with this share gets no further
+	// connection. If it begins another UDP session, its session that has been idle longest ends.
 	MaxClientShare int64
 }
 
@@ -42,10 +45,11 @@ type Budget struct {
 	usable      int64 // the number of descriptors for listeners, connections and sessions
 	limits      Limits
 
-	// Current use. TakeConnection, TakeSession and TakePort add; CountListener adds and subtracts. In all other cases,
-	// the code that opens or closes an object adds or subtracts it.
+	// Current use. TakeConnection, TakeSession and TakePort add 1 if they succeed; the code that later closes the
+	// connection or session subtracts it again. CountListener adds and subtracts. The event loops change TCPLoops and
+	// UDP.
 	Listeners   atomic.Int64 // one descriptor each; see CountListener
-	TCPLoops    atomic.Int64 // descriptors that the TCP event loops may use, including their pipes for splice(2)
+	TCPLoops    atomic.Int64 // descriptors set aside for the TCP event loops and their pipes for splice(2)
 	UDP         atomic.Int64 // descriptors of the UDP loops
 	Connections atomic.Int64 // open; two descriptors each
 	Sessions    atomic.Int64 // open; one descriptor each
@@ -72,8 +76,8 @@ func Of(descriptors int64, limits Limits) *Budget {
 	return b
 }
 
-// Descriptors reserved for other uses: standard files, epoll, netlink, admin clients and the pipes of iptables; two
-// kinds of probes, with one descriptor per probe; and SocketsAtOnce copies of listeners during a handover.
+// Descriptors reserved for other uses: standard files, epoll, netlink, admin clients and pipes to the iptables command;
+// two kinds of probes, with one descriptor per probe; and, during a handover, copies of up to SocketsAtOnce listeners.
 const (
 	mostProbes   = 64
 	mostReserved = 256 + 2*mostProbes + handover.SocketsAtOnce
@@ -89,8 +93,9 @@ var (
 	ErrLocalPorts = errors.New("too many listeners on local ports")
 )
 
-// localListeners returns the number of listeners on ephemeral ports, and its maximum: three quarters of these ports
-// for TCP, one quarter for UDP, because UDP sessions may use half of the ports.
+// localListeners returns the number of listeners on ephemeral ports, and its maximum. TCP and UDP have separate port
+// numbers; of each, a quarter stays free. TCP listeners may have the other three quarters. UDP listeners may have one
+// quarter, since UDP sessions may use half.
 func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 	if udp {
 		return &b.localUDP, b.localPorts / 4
@@ -113,11 +118,11 @@ func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 		return most, ""
 	}
 	if most, rest := share(b.maxListeners()); b.Listeners.Load() >= most {
-		return fmt.Errorf("%w: of %d, %d may be listeners%s", ErrOpenFiles, b.Descriptors, most, rest)
+		return fmt.Errorf("%w: of %d descriptors, %d may be listeners%s", ErrOpenFiles, b.Descriptors, most, rest)
 	}
 	open, most := b.localListeners(udp)
 	if most, rest := share(most); local && most > 0 && open.Load() >= most {
-		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range%s (set --proxy-port-range to other ports)", ErrLocalPorts, most, b.localPorts, rest)
+		return fmt.Errorf("%w: they may use %d of the %d ports in net.ipv4.ip_local_port_range%s; set --proxy-port-range to other ports", ErrLocalPorts, most, b.localPorts, rest)
 	}
 	return nil
 }
@@ -166,15 +171,16 @@ func (b *Budget) SessionLimit() int64 {
 // SessionLimitPerPort returns the maximum number of sessions of one service port: half of SessionLimit.
 func (b *Budget) SessionLimitPerPort() int64 { return max(1, b.SessionLimit()/2) }
 
-// 1/clientReserve of a limit is reserved for clients with few connections, and 1/portReserve for such service ports. A
-// limit below the divisor has no such part.
+// 1/clientReserve of a limit is reserved for clients with few connections or sessions, and 1/portReserve of the
+// connection limit for service ports with few connections. The divisions round down, so a very low limit has no
+// reserved part.
 const (
 	clientReserve = 8
 	portReserve   = 16
 )
 
-// scarce reports whether only the reserved part of limit, that is limit/reserve, is left when open are in use.
-func scarce(open, limit, reserve int64) bool { return open > limit-limit/reserve }
+// scarce reports whether count reaches into the reserved part of limit, its last 1/reserve.
+func scarce(count, limit, reserve int64) bool { return count > limit-limit/reserve }
 
 // clientShare returns how much of limit one client address may hold when capacity is scarce.
 func (b *Budget) clientShare(limit int64) int64 { return max(1, limit*b.limits.MaxClientShare/100) }
@@ -205,8 +211,9 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	return err
 }
 
-// AdmitClient checks the limit again for a connection that was counted for a load balancer, once its client is known
-// from a PROXY header. ofClient is the client's number of connections, this one included.
+// AdmitClient checks the share of a client behind a load balancer. The connection first counts as one of the load
+// balancer's, until its PROXY header names the client. ofClient is the client's number of connections, this one
+// included.
 func (b *Budget) AdmitClient(ofClient int64) error {
 	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, clientReserve) && ofClient > b.clientShare(limit) {
 		return errTooManyOfClient
@@ -248,9 +255,9 @@ func (b *Budget) TakeSession(toPort, ofClient int64) Limit {
 
 // TakePort counts a port of this node for a UDP session, or returns the limit that it exceeds, as TakeSession does.
 // Each session whose datagrams have the node's address as the source, and not the client's, needs its own port. All
-// sessions together have at most half of the ports: the rest is for other programs, and the fewer ports are free, the
-// longer the kernel takes to find one. The sessions of one service port use at most half of that half; toPort is the
-// number of ports that they use, this one included.
+// sessions together have at most half of the ports: the rest is for listeners and other programs, and the fewer ports
+// are free, the longer the kernel takes to find one. The sessions of one service port use at most half of that half;
+// toPort is the number of ports that they use, this one included.
 func (b *Budget) TakePort(toPort int64) Limit {
 	taken, limit := b.Ports.Add(1), max(1, b.localPorts/2)
 	var whose Limit
@@ -277,9 +284,9 @@ func (b *Budget) Probes() int64 {
 // Pipes returns the maximum number of pipes of each loop: all together have at most a sixteenth of the descriptors.
 func (b *Budget) Pipes(loops int) int { return int(b.Descriptors) / 16 / 2 / loops }
 
-// NeededFor returns the open-files limit that is required for more listeners in addition to the current ones.
-func (b *Budget) NeededFor(more int) int64 {
-	share := (b.Listeners.Load()+int64(more))*4/3*8/7 + 2 // also if one namespace has most of the listeners
+// NeededFor returns the open-files limit that is required for n listeners in addition to the open ones.
+func (b *Budget) NeededFor(n int) int64 {
+	share := (b.Listeners.Load()+int64(n))*4/3*8/7 + 2 // 4/3: see maxListeners; 8/7: one namespace may have most of the listeners
 	return min(share+mostReserved, share*4/3+1)
 }
 

@@ -59,7 +59,7 @@ func checksOf(v *frontend.View) map[*balance.State]probe {
 func (pr *probe) isRecheck() bool { return pr.Interval == 0 }
 
 // ask carries out a probe. It closes its connection normally, as the kubelet does, because servers log a reset as an
-// error. The exception is a response that exceeds maxBody or that the timeout cuts off.
+// error. Only a response that exceeds the limits or the timeout can end in a reset.
 func (p *Prober) ask(pr probe) error {
 	ctx, cancel := context.WithTimeout(p.ctx, pr.Timeout)
 	defer cancel()
@@ -73,12 +73,12 @@ func (p *Prober) ask(pr probe) error {
 	return err
 }
 
-// connect dials to, unless the connection would come back to usher.
-func (p *Prober) connect(ctx context.Context, to netip.AddrPort) (forward.Conn, error) {
-	if _, err := p.node.CheckLoop(config.TCP, to); err != nil {
+// connect opens a connection to addr. It fails if the connection would come back to usher.
+func (p *Prober) connect(ctx context.Context, addr netip.AddrPort) (forward.Conn, error) {
+	if _, err := p.node.CheckLoop(config.TCP, addr); err != nil {
 		return nil, err
 	}
-	return p.dial(ctx, &config.Endpoint{Addr: to})
+	return p.dial(ctx, &config.Endpoint{Addr: addr})
 }
 
 // statusError is the status of an unsuccessful HTTP response.
@@ -128,7 +128,7 @@ func resultOf(err error) conn.Result {
 	return search.ResultOf(err)
 }
 
-// short truncates err's text to maxError bytes, because the endpoint may determine its length.
+// short truncates err's text to maxError bytes, because an endpoint could make it very long.
 func short(err error) error {
 	err = search.Plain(err)
 	if err == nil || len(err.Error()) <= maxError {
@@ -147,7 +147,7 @@ type target struct {
 func (t target) endpoint() *balance.Endpoint { return t.front.View().Endpoint(t.state) }
 
 // dropTargets drops those targets of a recheck whose endpoint was removed, is not in quarantine, or is in a quarantine
-// that no probe can end. Update drops the targets of checks.
+// that ends after a fixed time and not with a probe. Update drops the targets of checks.
 func (j *job) dropTargets() {
 	if !j.isRecheck() {
 		return
@@ -175,7 +175,7 @@ func (j *job) report(t target, err error) (next time.Duration) {
 		default:
 			r.Kind = balance.RecheckInconclusive
 		}
-		// A recheck uses only First and Max, which are the same for all Origins.
+		// Any Origin will do: the report of a recheck uses only the policy's First and Max, which do not depend on it.
 		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next
 	}
 	switch {

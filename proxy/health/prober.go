@@ -54,8 +54,9 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 // maxPerNamespace returns the maximum number of concurrent probes of each kind for one namespace.
 func (p *Prober) maxPerNamespace() int { return max(1, p.atOnce/4) }
 
-// job is a probe and the endpoints that get its results. A job without targets is dropped: at once before it is due, at
-// its turn while it is queued, and otherwise when its probe ends.
+// job is a probe and its targets, the endpoints that get its results. A job without targets is dropped: at once if it
+// is not due yet, after the probe if one is in progress. A queued job is dropped by dropUnwanted, or by begin at its
+// turn.
 type job struct {
 	probe
 	targets map[target]bool
@@ -81,14 +82,14 @@ type namespaceQueue struct {
 	inTurns   bool // it is in queue.turns
 }
 
-// Recheck probes a failed endpoint after wait, and again until the endpoint is removed or the quarantine that clients'
-// attempts have caused ends.
+// Recheck probes a failed endpoint after wait. It repeats the probe until the endpoint is removed, or until the
+// quarantine that clients' failed attempts caused has ended.
 func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
 
-// Update replaces the checks of f's endpoints when f's view changes from before to after. Removing or changing a check
-// ends the quarantine that it caused.
+// Update is called when f gets a new View. It replaces the checks that the old View (before) requested with those of
+// the new one (after). Removing or changing a check ends the quarantine that it caused.
 func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	was, is := checksOf(before), checksOf(after)
 	for state, check := range was {
@@ -148,7 +149,8 @@ func (p *Prober) remove(pr probe, t target) {
 	}
 }
 
-// dropUnwanted removes the due checks of a namespace that have no targets, except the first one, which begin removes.
+// dropUnwanted removes the checks without targets from a namespace's queue. It leaves the head of the queue to method
+// begin, since turns may contain the namespace because of it.
 func (p *Prober) dropUnwanted(namespace string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,8 +190,8 @@ func (p *Prober) queue(j *job) *queue {
 	return &p.checks
 }
 
-// enqueue queues j, which is due. It inserts a recheck after those with the same or a shorter wait, and appends a
-// check. The caller holds mu.
+// enqueue queues j, which is due. A recheck goes behind those with the same or a shorter wait, a check to the end. The
+// caller holds mu.
 func (p *Prober) enqueue(j *job) {
 	q := p.queue(j)
 	ns := q.namespaces[j.namespace]
@@ -206,8 +208,8 @@ func (p *Prober) enqueue(j *job) {
 	p.begin(q)
 }
 
-// updateTurns appends ns to q.turns if it is not there, and has a due probe and fewer than maxPerNamespace in progress.
-// If ns has none due or in progress, updateTurns deletes it from q.namespaces. The caller holds mu.
+// updateTurns appends ns to q.turns if ns has a due probe and fewer than maxPerNamespace in progress, unless it is
+// there already. If ns has none due or in progress, updateTurns deletes it from q.namespaces. The caller holds mu.
 func (p *Prober) updateTurns(q *queue, ns *namespaceQueue) {
 	switch {
 	case ns.inTurns:

@@ -17,11 +17,12 @@
 // try the endpoints.
 //
 // The schedule is a list of time slots. The time limit of an attempt is the length of the time slot in which it begins.
-// If it fails before the time slot ends, the next attempt begins at once. It has the same limit, and may therefore end
-// after the time slot. When all endpoints have been tried, the search waits for the end of the time slot. Then it tries
-// them again, since a restarting Pod is often back soon. After such a wait in the last time slot, only one attempt
-// follows; its limit is the length of the first time slot. Without a schedule, as for UDP, each endpoint is tried once,
-// and attempts have no time limit. A search makes at most 32 attempts.
+// If it fails, the next attempt begins at once. An attempt that begins late in a time slot has the same limit, and may
+// therefore end after the time slot. When all endpoints have been tried, the search waits for the end of the time slot.
+// Then it tries them again, since a restarting Pod is often back soon. After such a wait in the last time slot, only
+// one attempt follows; its limit is the length of the first time slot. Without a schedule, as for UDP, attempts have no
+// time limit, and each endpoint is tried once. But after an attempt of 5 s or more, all other endpoints may be tried
+// again. A search makes at most 32 attempts.
 //
 // The next endpoint is that of the client's affinity, if it is usable and untried; otherwise package balance selects
 // it. [Search.Failed] describes how a failure affects the affinity and the endpoint. An endpoint's free slot is

@@ -31,7 +31,7 @@ type Search struct {
 	SourceAddress portal.SourceAddress // whose address the endpoint of an attempt sees, and why
 
 	waitedOutSlot   bool              // the last step was to wait for the end of a time slot
-	tried           []netip.AddrPort  // endpoints not to be tried again, until Next clears it
+	tried           []netip.AddrPort  // endpoints tried since Next last cleared the list
 	buffer          [2]netip.AddrPort // backing array of tried; most searches need no more
 	count           int               // attempts so far
 	current         balance.Choice    // of the current attempt
@@ -64,12 +64,12 @@ type Step struct {
 	Result   outcome.Result    // of the client, for GiveUp
 }
 
-// Next returns the step to perform at now. It chooses endpoints from set. It is called at the start, after Failed or
-// Abandoned, and after a Wait. The set may differ each time.
+// Next returns the step to perform at the time now. It chooses endpoints from set. It is called at the start, after
+// Failed or Abandoned, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queuedAt.IsZero() {
 		// After a long wait, endpoints that failed may be back: try them again, as after a time slot. But in the last
-		// time slot, or with only one of maxAttempts left, try only untried ones.
+		// time slot, without a Schedule, or with only one of maxAttempts left, try only untried ones.
 		if now.Sub(s.queuedAt) >= max(s.limitAfterQueue, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
 			s.tried = s.tried[:0]
 		}
@@ -118,7 +118,8 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 
 // retryOthersAfter applies without a Schedule. If an attempt ends after at least that long, the other endpoints may get
 // another attempt, since those that failed may be back. In UDP, an attempt lasts until the endpoint answers, and some
-// never do by design. An unreachable host fails sooner: the kernel looks for it for 3 s (arp(7)).
+// endpoints never do by design. The kernel reports an unreachable host after 3 s (arp(7)); the value is higher, so that
+// such a failure does not count as a long attempt.
 const retryOthersAfter = 5 * time.Second
 
 // begin begins an attempt with the next endpoint, queues the client, or gives up.
@@ -158,9 +159,9 @@ func (s *Search) Connected(now time.Time) {
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [EndpointAtFault]), it is quarantined,
 // and the client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint
-// may be the cause (see [balance.Endpoint.Report]). Failed then quarantines the endpoint but keeps the affinity. The next
-// attempt of this search moves it, if it finds another endpoint. If every other endpoint would fail too, the next step is
-// GiveUp.
+// may be the cause (see [balance.Endpoint.Report]). The endpoint is quarantined in this case, too, but Failed leaves
+// the affinity: it is lost only if this search then uses another endpoint. If every other endpoint would fail too, or
+// this node is out of resources, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	plain := Plain(err)
 	s.record(now, plain)
@@ -224,8 +225,8 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			s.Affinity.Forget(s.Client, previous)
 		}
 		claimed := s.Affinity.Claim(s.Client, addr, now)
-		// If claimed is previous, another connection of the client has just restored that affinity, which this search
-		// cannot use.
+		// If claimed is previous, another connection of the client has restored the affinity that was just forgotten.
+		// This search cannot use that endpoint, and goes on with its own choice.
 		if claimed == addr || claimed == previous {
 			return choice, true
 		}
@@ -235,9 +236,9 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	}
 }
 
-// lookAgain is how often the client at the front of a queue looks at the endpoints without being woken: nothing wakes
-// it when a quarantine expires. It is also the shortest wait in the queue after which endpoints that failed are tried
-// again.
+// lookAgain is the interval at which the client at the front of a queue looks at the endpoints without being woken:
+// nothing wakes it when a quarantine expires. It is also the shortest wait in the queue after which endpoints that
+// failed are tried again.
 const lookAgain = time.Second
 
 // queue returns the step of a client that needs a free slot: Wait or GiveUp. After a wait, LeaveQueue extends the time
