@@ -331,12 +331,6 @@ const (
 	searchAllAfter = time.Second
 )
 
-// include reports whether connect(2) may pick port as the local one. If the range has changed since the start, the
-// answer may be wrong.
-func (p *localPorts) include(port uint16) bool {
-	return p.last == 0 || p.first <= port && port <= p.last
-}
-
 // maySearchAll reports whether connect(2), which found none of a few ports free, may try all.
 func (p *localPorts) maySearchAll(now time.Time) bool {
 	if now.Sub(p.searchedAll) < searchAllAfter {

@@ -157,7 +157,14 @@ func (l *Loop) beginTCP(from, addr netip.AddrPort, hops, few int, data bool) (So
 		err = connect(fd, addr)
 	}
 	if err == nil || err == unix.EINPROGRESS {
-		if from != addr && !l.ports.include(addr.Port()) || !toItself(fd, addr) {
+		// A socket may be connected to its own address: addr is an address of this node, no socket listens on its port,
+		// and the kernel picks that port as the local one. Then the simultaneous open of TCP (RFC 9293, 3.5) succeeds,
+		// and the socket receives its own bytes. If the range has changed since the start, picked may be wrong.
+		picked := l.ports.last == 0 || l.ports.first <= addr.Port() && addr.Port() <= l.ports.last
+		if from != addr && !picked {
+			return Socket(fd), nil
+		}
+		if local, _ := LocalAddr(fd); local != addr {
 			return Socket(fd), nil
 		}
 		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // otherwise the port would stay in use for a minute
@@ -165,14 +172,6 @@ func (l *Loop) beginTCP(from, addr netip.AddrPort, hops, few int, data bool) (So
 	}
 	unix.Close(fd)
 	return -1, err
-}
-
-// toItself reports whether a socket is connected to its own address. That happens if addr is an address of this node,
-// no socket listens on its port, and the kernel picks that port as the local one. Then the simultaneous open of TCP
-// (RFC 9293, 3.5) succeeds, and the socket receives its own bytes.
-func toItself(fd int, addr netip.AddrPort) bool {
-	local, err := LocalAddr(fd)
-	return err == nil && local == addr
 }
 
 // BindTransparent binds a socket to from, which need not be an address of this node (IP_TRANSPARENT, ip(7)). Port 0
@@ -426,8 +425,10 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 		_ = unix.SetsockoptInt(fd, level, option, 1) // without it, the kernel does not report that a host does not respond
 		err = connect(fd, addr)
 	}
-	if err == nil && toItself(fd, addr) {
-		err = unix.ECONNREFUSED // as if no socket were bound to addr
+	if err == nil {
+		if local, _ := LocalAddr(fd); local == addr {
+			err = unix.ECONNREFUSED // as if no socket were bound to addr
+		}
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -501,8 +502,10 @@ const sizeofExtendedErr = 16
 
 // peerAddr returns the address that a socket is connected to; the zero Addr if there is none.
 func peerAddr(fd int) netip.Addr {
-	at, _ := socketName(unix.SYS_GETPEERNAME, fd)
-	return at.Addr()
+	var p Peer
+	p.length = uint32(len(p.raw))
+	_, _, _ = unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(&p.raw)), uintptr(unsafe.Pointer(&p.length)))
+	return p.AddrPort().Addr()
 }
 
 // SetHops sets the hop limit (IPv4: TTL) of packets from a socket to addr.
@@ -544,27 +547,19 @@ func (p *Peer) AddrPort() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// LocalAddr returns the address that a socket is bound to.
+// LocalAddr returns the address that a socket is bound to. Unlike [unix.Getsockname], it does not also ask the kernel
+// for the protocol.
 func LocalAddr(fd int) (netip.AddrPort, error) {
-	at, err := socketName(unix.SYS_GETSOCKNAME, fd)
-	if err == nil && !at.IsValid() {
-		err = errors.New("not an Internet address")
-	}
-	if err != nil {
-		err = fmt.Errorf("getsockname: %w", err)
-	}
-	return at, err
-}
-
-// socketName makes the system call getsockname(2) or getpeername(2). For other sockets than IPv4 and IPv6, the address
-// is invalid. Those of x/sys make another system call for the protocol.
-func socketName(call uintptr, fd int) (netip.AddrPort, error) {
 	var p Peer
 	p.length = uint32(len(p.raw))
-	if _, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(&p.raw)), uintptr(unsafe.Pointer(&p.length))); errno != 0 {
-		return netip.AddrPort{}, errno
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&p.raw)), uintptr(unsafe.Pointer(&p.length))); errno != 0 {
+		return netip.AddrPort{}, fmt.Errorf("getsockname: %w", errno)
 	}
-	return p.AddrPort(), nil
+	at := p.AddrPort()
+	if !at.IsValid() {
+		return at, errors.New("getsockname: not an Internet address")
+	}
+	return at, nil
 }
 
 func domain(a netip.Addr) int {
