@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"net/netip"
 	"os"
@@ -404,19 +403,14 @@ func (f *backend) specs(r portal.Rule) (specs []spec) {
 	return specs
 }
 
-// tablesFor returns the tables in which to try rules: those that hold some of them, and nat. Using another table would
-// make the kernel set it up.
-func (f *backend) tablesFor(rules []portal.Rule) map[string]*contents {
+// Try puts rules into scratch chains of the tables that hold some of them, and of nat. Using another table would make
+// the kernel set it up.
+func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	tables := layOut(rules, f.at)
 	if tables[tableNAT] == nil {
 		tables[tableNAT] = &contents{}
 	}
-	return tables
-}
-
-// Try puts rules into scratch chains.
-func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
-	return hint(f.putScratch(ctx, f.tablesFor(rules)), f.ip6())
+	return hint(f.putScratch(ctx, tables), f.ip6())
 }
 
 // giveUp tries the rules that serve all targets together, which need the tables mangle and filter, in four groups. It
@@ -452,20 +446,15 @@ func (f *backend) tryTogether(ctx context.Context, add func(map[string]*contents
 		return nil
 	}
 	err := f.putScratch(ctx, tables)
-	f.dropScratch(ctx, maps.Keys(tables))
 	if err == nil || redirect.IsUndecided(err) {
 		return nil
 	}
 	return err
 }
 
-// Tried removes the scratch chains that trying these rules created.
-func (f *backend) Tried(rules []portal.Rule) {
-	f.dropScratch(context.Background(), maps.Keys(f.tablesFor(rules)))
-}
-
-// putScratch puts the rules of tables into scratch chains.
+// putScratch puts the rules of tables into scratch chains, and then removes these.
 func (f *backend) putScratch(ctx context.Context, tables map[string]*contents) error {
+	defer f.dropScratch(context.WithoutCancel(ctx), tables)
 	for name := range tables {
 		if err := f.noteTable(name); err != nil {
 			return redirect.MarkUndecided(err)
@@ -494,7 +483,7 @@ func (f *backend) undoScratch(ctx context.Context, name string) error {
 }
 
 // dropScratch is undoScratch for tables that may have no scratch chain.
-func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
+func (f *backend) dropScratch(ctx context.Context, tables map[string]*contents) {
 	for name := range tables {
 		if err := f.undoScratch(ctx, name); err != nil {
 			f.log.WithError(err).Debug("Failed to remove a scratch chain, or there is none")

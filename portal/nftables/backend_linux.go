@@ -199,9 +199,6 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 // Missing returns all rules: trying an installed one again costs little.
 func (f *backend) Missing(rules []portal.Rule) []portal.Rule { return rules }
 
-// Tried does nothing: Try leaves nothing behind.
-func (f *backend) Tried([]portal.Rule) {}
-
 // Try puts rules into a table that the same transaction removes.
 func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	c := diff(noContents(), wanted{fixed: fixedChains(f.family, f.at), rules: portal.ByTarget(rules)})

@@ -36,10 +36,9 @@ type Backend interface {
 
 	// Missing returns those of rules that the kernel possibly lacks, in the order of Target.Compare. Try tests whether
 	// the kernel accepts some of them, in addition to the installed ones; see MarkUndecided for errors that concern no
-	// rule. Tried removes the leftovers of the tries.
+	// rule.
 	Missing(rules []portal.Rule) []portal.Rule
 	Try(context.Context, []portal.Rule) error
-	Tried([]portal.Rule)
 }
 
 // machine makes the kernel hold the wanted rules of one address family, except those that the kernel refuses. It is not
@@ -216,7 +215,6 @@ func (m *machine) unchanged() bool {
 // finds such rules.
 func (m *machine) findRefused(ctx context.Context, putErr error) error {
 	suspects := slices.DeleteFunc(m.backend.Missing(portal.InOrder(m.rules)), m.refused.has)
-	defer m.backend.Tried(suspects)
 	if err := m.backend.Try(ctx, nil); err != nil {
 		return putErr // the kernel refuses everything: no rule is the cause
 	}
