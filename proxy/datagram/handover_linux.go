@@ -231,7 +231,7 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	if _, r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open || sk.closed {
 		return
 	}
-	if endpoint == nil || !stays(endpoint) {
+	if !stays(endpoint) {
 		return
 	}
 	if old := sk.sessions[s.key]; old != nil { // the predecessor had both, one after the other: the later one counts

@@ -505,19 +505,12 @@ func (s *session) sendAgain() error {
 	return nil
 }
 
-// usable returns the endpoints that a session may stay with: ready ones, and terminating ones that still serve. New
-// sessions use the latter only if none is ready. A session does not move because of traffic policies or hints.
-func usable(v *frontend.View) map[*balance.State]bool {
-	states := make(map[*balance.State]bool, len(v.All))
-	for _, e := range v.All {
-		if stays(e) {
-			states[e.State] = true
-		}
-	}
-	return states
+// stays reports whether a session may stay with e: it is ready, or terminating and still serves. New sessions use the
+// latter only if none is ready. A session does not move because of traffic policies or hints. e is nil if the endpoint
+// was removed.
+func stays(e *balance.Endpoint) bool {
+	return e != nil && (e.Ready || e.Terminating && e.Serving)
 }
-
-func stays(e *balance.Endpoint) bool { return e.Ready || e.Terminating && e.Serving }
 
 // compare ends or moves the session if the socket's view no longer allows it.
 func (s *session) compare() {
@@ -536,7 +529,7 @@ func (s *session) compare() {
 	}
 	s.VIP = vip
 	s.updateHeader(v)
-	if s.socket.stay[s.Endpoint.State] {
+	if stays(v.Endpoint(s.Endpoint.State)) {
 		s.Endpoint = s.Endpoint.Own()
 		return
 	}

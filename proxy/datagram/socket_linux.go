@@ -28,8 +28,7 @@ type socket struct {
 	burstSize burstSize
 	room      int // maximum number of datagrams per turn
 
-	view     *frontend.View          // the latest view; stale sessions have not been compared with it yet
-	stay     map[*balance.State]bool // usable(view) of the last refresh with sessions; only for stale sessions
+	view     *frontend.View // the latest view; stale sessions have not been compared with it yet
 	sessions map[sessionKey]*session
 	order    list.List // *session; longest idle first
 	ported   list.List // those that occupy a port of this node: see session.takePort
@@ -120,7 +119,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 			return
 		}
 		s := sk.order.Front().Value.(*session)
-		if s.lingering || s.stale && !sk.stay[s.Endpoint.State] {
+		if s.lingering || s.stale && !stays(sk.view.Endpoint(s.Endpoint.State)) {
 			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // its endpoint was removed earlier
 			continue
 		}
@@ -327,7 +326,6 @@ func (sk *socket) refresh() {
 		sk.ticking = false
 		return
 	}
-	sk.stay = usable(v)
 	before := make([]*session, 0, sk.order.Len())
 	for e := sk.order.Front(); e != nil; e = e.Next() {
 		s := e.Value.(*session)
