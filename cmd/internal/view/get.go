@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,8 +87,7 @@ type getFlags struct {
 	apart  bool // list the Services and endpoints of each node separately
 	output string
 
-	outdated sync.Map        // keys: [2]string{node, reason}, see noteOutdated
-	printed  map[string]bool // by printOutdated
+	asked bool // printOutdated was called
 }
 
 func (f *getFlags) register(cmd *cobra.Command) {
@@ -193,7 +190,9 @@ func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 			if f.watch {
 				return watch(cmd, f, k, ushers, names)
 			}
-			defer f.printOutdated(cmd.ErrOrStderr())
+			if k.merge != nil { // Services or endpoints
+				defer f.printOutdated(cmd, ushers)
+			}
 			items, err := k.known(cmd.Context(), f, ushers, names)
 			if err != nil && !fleet.IsSilent(err) {
 				return err
@@ -203,43 +202,31 @@ func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 	}
 }
 
-// noteOutdated records u's problems because of which its Services may be outdated, or new ones are not served.
-func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
-	if f.watch {
+// printOutdated prints the problems because of which Services may be outdated, or new ones are not served, each with its
+// nodes. It does so only once.
+func (f *getFlags) printOutdated(cmd *cobra.Command, ushers []fleet.Usher) {
+	if f.asked {
 		return
 	}
-	status, _ := u.Client.Status(ctx) // the list returns the error
-	for _, p := range status.Problems {
-		if p.Object == "usher" && slices.Contains([]string{"APIServerFailed", "NotServing", "PortalFailed"}, p.Reason) {
-			text := p.Message
-			if !f.asks.cluster() { // otherwise, printOutdated merges equal texts of nodes
-				text = "since " + p.Since.Local().Format(time.DateTime) + " " + text
-			}
-			f.outdated.Store([2]string{u.Node, text}, nil)
-		}
-	}
-}
-
-// printOutdated prints the recorded reasons that it has not printed yet, each with its nodes.
-func (f *getFlags) printOutdated(out io.Writer) {
+	f.asked = true
 	nodes := map[string][]string{}
-	f.outdated.Range(func(key, _ any) bool {
-		k := key.([2]string)
-		nodes[k[1]] = append(nodes[k[1]], k[0])
-		return true
-	})
-	if f.printed == nil {
-		f.printed = map[string]bool{}
+	for _, a := range fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (api.Status, error) { return u.Status(ctx) }) {
+		for _, p := range a.Value.Problems { // none if there is no answer: the list has returned the error
+			if p.Object == "usher" && slices.Contains([]string{"APIServerFailed", "NotServing", "PortalFailed"}, p.Reason) {
+				text := p.Message
+				if !f.asks.cluster() { // otherwise, equal texts of nodes are merged
+					text = "since " + p.Since.Local().Format(time.DateTime) + " " + text
+				}
+				nodes[text] = append(nodes[text], a.From.Node)
+			}
+		}
 	}
 	for _, text := range slices.Sorted(maps.Keys(nodes)) {
 		on := ""
 		if f.asks.cluster() {
-			on = " on " + show.Few(slices.Sorted(slices.Values(nodes[text])))
+			on = " on " + show.Few(slices.Compact(nodes[text]))
 		}
-		if line := "usher" + on + ": " + show.Clean(text); !f.printed[line] {
-			f.printed[line] = true
-			fmt.Fprintln(out, line)
-		}
+		fmt.Fprintln(cmd.ErrOrStderr(), "usher"+on+": "+show.Clean(text))
 	}
 }
 

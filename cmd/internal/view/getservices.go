@@ -70,7 +70,6 @@ func (f *getFlags) serviceKind(q *client.ServiceQuery) kind[api.Service] {
 	return kind[api.Service]{
 		plural: "Services", columns: show.Services, service: serviceOf,
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.Service, error) {
-			f.noteOutdated(ctx, u)
 			return f.services(ctx, u.Client, *q, names)
 		},
 		merge: fleet.Services,
@@ -160,7 +159,6 @@ func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] 
 	return kind[show.PortEndpoint]{
 		plural: "endpoints", columns: show.Endpoints, service: service,
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]show.PortEndpoint, error) {
-			f.noteOutdated(ctx, u)
 			of, _ := known.LoadOrStore(u.Node, map[string]knownEndpoints{})
 			return f.endpoints(ctx, u.Client, *q, names, of.(map[string]knownEndpoints))
 		},
