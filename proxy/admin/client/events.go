@@ -2,6 +2,7 @@ package client
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -87,7 +88,8 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 		silence := time.AfterFunc(answerTimeout, cancel)
 		defer silence.Stop()
 		allowed := answerTimeout
-		stream := bufio.NewReader(res.Body)
+		stream := bufio.NewScanner(res.Body)
+		stream.Buffer(nil, maxEvent)
 		for {
 			m, err := readMessage(stream, func() { silence.Reset(allowed) })
 			switch {
@@ -96,8 +98,8 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 			case err == nil:
 			case errors.Is(err, io.EOF) && q.Once:
 				return
-			case errors.Is(err, errTooLong):
-				err = &UnreachableError{Address: c.address, Err: err}
+			case errors.Is(err, bufio.ErrTooLong): // the rest of the stream is unusable
+				err = &UnreachableError{Address: c.address, Err: fmt.Errorf("an event is longer than %d bytes", maxEvent)}
 			default:
 				err = ErrStreamEnded
 			}
@@ -114,7 +116,7 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 }
 
 // readMessage reads up to the next message of a known kind, and calls alive for every line.
-func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
+func readMessage(stream *bufio.Scanner, alive func()) (m Message, err error) {
 	for {
 		id, event, data, err := readBlock(stream, alive)
 		if err != nil {
@@ -147,33 +149,12 @@ func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 // maxEvent is the maximum size of an event in bytes: far more than any has.
 const maxEvent = 1 << 20
 
-// errTooLong is the error for an event above maxEvent. The rest of that stream is unusable.
-var errTooLong = fmt.Errorf("an event is longer than %d bytes", maxEvent)
-
-// readLine returns the next line, without its end, of at most the given number of bytes.
-func readLine(stream *bufio.Reader, most int) (string, error) {
-	var line []byte
-	for {
-		part, err := stream.ReadSlice('\n')
-		if len(line)+len(part) > most {
-			return "", errTooLong
-		}
-		line = append(line, part...)
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return strings.TrimRight(string(line), "\r\n"), err
-		}
-	}
-}
-
 // readBlock reads the lines of one event, as defined in the HTML standard (9.2.6, Interpreting an event
 // stream), or those of a new position, which has only an ID. Each line of data ends with a newline.
-func readBlock(stream *bufio.Reader, alive func()) (id, event string, data []byte, err error) {
-	for left := maxEvent; ; {
-		line, err := readLine(stream, left)
-		if err != nil {
-			return "", "", nil, err
-		}
+func readBlock(stream *bufio.Scanner, alive func()) (id, event string, data []byte, err error) {
+	for left := maxEvent; stream.Scan(); {
 		alive()
+		line := stream.Text()
 		if line == "" {
 			if data != nil || id != "" && event == "" {
 				return id, event, data, nil
@@ -181,7 +162,9 @@ func readBlock(stream *bufio.Reader, alive func()) (id, event string, data []byt
 			id, event, left = "", "", maxEvent
 			continue
 		}
-		left -= len(line)
+		if left -= len(line); left < 0 {
+			return "", "", nil, bufio.ErrTooLong
+		}
 		field, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
 		switch field {
@@ -193,4 +176,5 @@ func readBlock(stream *bufio.Reader, alive func()) (id, event string, data []byt
 			data = append(append(data, value...), '\n')
 		}
 	}
+	return "", "", nil, cmp.Or(stream.Err(), io.EOF)
 }
