@@ -102,7 +102,7 @@ func (k *keeper) environment(names []string) []string {
 		watchdog = k.manager.watchdog
 	}
 	return append(env,
-		"NOTIFY_SOCKET="+k.address(),
+		"NOTIFY_SOCKET="+k.address,
 		"LISTEN_FDS="+strconv.Itoa(len(names)),
 		"LISTEN_FDNAMES="+strings.Join(names, ":"),
 		"WATCHDOG_USEC="+strconv.FormatInt(watchdog.Microseconds(), 10),

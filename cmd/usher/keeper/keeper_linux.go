@@ -53,8 +53,9 @@ type keeper struct {
 	program *os.File // of the last usher process that took over; path may have a newer one
 	score   string   // usher's oom_score_adj; "" if the keeper's was not changed
 
-	socket int              // descriptor of the socket for usher's messages
-	kept   map[string][]int // descriptors by name, oldest first for each name
+	socket  int              // descriptor of the socket for usher's messages
+	address string           // of socket
+	kept    map[string][]int // descriptors by name, oldest first for each name
 	// current is the serving or starting usher process, or nil. next is the process that is taking over from current.
 	// Once it has, next becomes current, and the former current moves to draining until its connections have ended.
 	current, next *child

@@ -29,7 +29,7 @@ var _ = Describe("a keeper", func() {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
 		Expect(err).NotTo(HaveOccurred())
 		defer unix.Close(fd)
-		Expect(unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: k.address()})).To(Succeed())
+		Expect(unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: k.address})).To(Succeed())
 		k.receive()
 		c.pid = 1 << 30 // so that no process gets a signal
 	}
@@ -129,7 +129,7 @@ var _ = Describe("a keeper", func() {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
 		Expect(err).NotTo(HaveOccurred())
 		defer unix.Close(fd)
-		Expect(unix.Sendmsg(fd, []byte("X=1"), unix.UnixRights(int(copied.Fd())), &unix.SockaddrUnix{Name: k.address()}, 0)).To(Succeed())
+		Expect(unix.Sendmsg(fd, []byte("X=1"), unix.UnixRights(int(copied.Fd())), &unix.SockaddrUnix{Name: k.address}, 0)).To(Succeed())
 		copied.Close() // the keeper's descriptor is the last one
 		began := time.Now()
 		k.receive()

@@ -63,16 +63,8 @@ func (k *keeper) listen() (err error) {
 	if err := unix.SetsockoptInt(k.socket, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return err
 	}
-	return unix.Bind(k.socket, &unix.SockaddrUnix{Name: "@usher-keeper/" + strings.ToLower(rand.Text())})
-}
-
-// address returns the address of the socket, for usher.
-func (k *keeper) address() string {
-	name, err := unix.Getsockname(k.socket)
-	if at, ok := name.(*unix.SockaddrUnix); err == nil && ok {
-		return at.Name
-	}
-	return ""
+	k.address = "@usher-keeper/" + strings.ToLower(rand.Text())
+	return unix.Bind(k.socket, &unix.SockaddrUnix{Name: k.address})
 }
 
 // receive handles all pending messages.
