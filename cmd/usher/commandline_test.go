@@ -52,7 +52,7 @@ var _ = Describe("the command line", func() {
 		Entry("a command of kubectl-usher that queries this machine", "top is a command of kubectl-usher: run 'kubectl-usher top web --local'", "top", "web"),
 		Entry("a command of kubectl-usher that queries a node", "top is a command of kubectl-usher: run 'kubectl-usher top --node=a'", "top", "--node=a"),
 		Entry("a flag of kubectl-usher", "--socks is a flag of kubectl-usher: run 'kubectl-usher connect'", "run", "--socks=:1080"),
-		Entry("--cluster, which is a flag of kubectl-usher", "--cluster is a flag of kubectl-usher: run 'kubectl-usher get services'", "get", "services", "--cluster"),
+		Entry("a flag of kubectl-usher for a cluster", "--node is a flag of kubectl-usher: run 'kubectl-usher get services'", "get", "services", "--node=a"),
 		Entry("--keeper with manifests from standard input", "--keeper cannot be combined with --manifests=-", "run", "--manifests=-", "--keeper"),
 	)
 

@@ -37,11 +37,8 @@ func moved() (list []*cobra.Command) {
 
 func isNode(arg string) bool { return strings.HasPrefix(arg, "--node") }
 
-// Flags of kubectl-usher that a user may try with usher: those of connect, and those of the commands that query usher.
-var (
-	connectFlags = []string{"via", "socks", "dns", "dns-domain", "dns-upstream"}
-	clusterFlags = append([]string{"cluster"}, view.ClusterFlags...)
-)
+// connectFlags are the flags of connect that a user may try with run.
+var connectFlags = []string{"via", "socks", "dns", "dns-domain", "dns-upstream"}
 
 // flagError is cli.FlagError, but names the kubectl-usher command for a flag that only that program has.
 func flagError(cmd *cobra.Command, err error) error {
@@ -53,7 +50,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	switch {
 	case cmd.Name() == "run" && slices.Contains(connectFlags, name):
 		return cli.Usagef("--%[1]s is a flag of %[2]s: run '%[2]s connect'", name, otherProgram)
-	case len(path) > 0 && slices.Contains(asking, path[0]) && slices.Contains(clusterFlags, name):
+	case len(path) > 0 && slices.Contains(asking, path[0]) && slices.Contains(view.ClusterFlags, name):
 		return cli.Usagef("--%[1]s is a flag of %[2]s: run '%[2]s %[3]s'", name, otherProgram, strings.Join(path, " "))
 	}
 	return cli.FlagError(cmd, err)

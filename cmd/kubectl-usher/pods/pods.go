@@ -17,7 +17,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/show"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/proxy/admin/client"
@@ -132,17 +132,11 @@ func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 // all.
 func (f *Fleet) none(nodes []string) error {
 	where := fmt.Sprintf("with the label %s in namespace %s of %s", Selector, f.options.Namespace, f.server)
-	switch n := len(nodes); {
-	case n == 0:
+	if len(nodes) == 0 {
 		return fmt.Errorf("no usher instance found: there is no Pod %s; if usher runs in another namespace, set --usher-namespace", where)
-	case n > few:
-		return fmt.Errorf("usher is not running on node %s: no Pod there %s; %d other nodes have one", f.options.Node, where, n)
 	}
-	return fmt.Errorf("usher is not running on node %s: no Pod there %s; nodes with one: %s", f.options.Node, where, strings.Join(nodes, ", "))
+	return fmt.Errorf("usher is not running on node %s: no Pod there %s; nodes with one: %s", f.options.Node, where, show.Few(nodes))
 }
-
-// few is the maximum number of nodes that the error of none names.
-const few = 5
 
 // ushers returns the instances on nodes, whose Pods are in pods. It closes the clients of all others.
 func (f *Fleet) ushers(nodes []string, pods map[string]*corev1.Pod) ([]fleet.Usher, error) {

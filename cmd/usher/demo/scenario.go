@@ -295,12 +295,9 @@ func parseExpectation(text string) (e expectation, err error) {
 
 // checkState returns an error if the expected state is invalid.
 func (e expectation) checkState() error {
-	var all []string
-	for _, s := range api.ServiceStates {
-		all = append(all, string(s))
-	}
+	all := api.Names(api.ServiceStates)
 	if e.server != "" {
-		all = []string{string(api.EndpointReady), string(api.EndpointOutlier), string(api.EndpointUnresponsive), string(api.EndpointQuarantined)}
+		all = api.Names([]api.EndpointState{api.EndpointReady, api.EndpointOutlier, api.EndpointUnresponsive, api.EndpointQuarantined})
 	}
 	switch {
 	case e.op != "=":
