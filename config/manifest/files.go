@@ -145,8 +145,7 @@ func tooBig(maxSize int) error {
 
 // cause removes the path from an error, since it is already shown.
 func cause(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
 	}
 	return err

@@ -192,8 +192,7 @@ func (c *healthCheck) listen(hosts []string) {
 		}
 		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(c.port))))
 		if err != nil {
-			var op *net.OpError
-			if errors.As(err, &op) {
+			if op, ok := errors.AsType[*net.OpError](err); ok {
 				err = op.Err
 			}
 			failed = fmt.Errorf("cannot listen: %w", err)

@@ -97,8 +97,7 @@ func result(o outcome.Outcome, err error, toEndpoint, toClient int64, untaken in
 
 // plain returns the system error in err, without the addresses that net adds to it.
 func plain(err error) error {
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno
 	}
 	return err

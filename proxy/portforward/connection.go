@@ -146,8 +146,7 @@ func negotiate(dialer httpstream.Dialer) (httpstream.Connection, error) {
 // worthSPDY reports whether SPDY may succeed where WebSocket failed: because the verb get is missing, or
 // because the server or a proxy does not support WebSocket.
 func worthSPDY(err error) bool {
-	var upgrade *httpstream.UpgradeFailureError
-	if errors.As(err, &upgrade) {
+	if upgrade, ok := errors.AsType[*httpstream.UpgradeFailureError](err); ok {
 		return !apierrors.IsNotFound(upgrade.Cause)
 	}
 	return httpstream.IsHTTPSProxyError(err)

@@ -251,8 +251,7 @@ func (s *subject) healthChecks(family portal.Family) (all []netip.AddrPort) {
 // output returns the standard output of a program. The error includes its standard error.
 func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	out, err := exec.CommandContext(ctx, name, args...).Output()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return out, fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(exit.Stderr))
 	}
 	return out, err

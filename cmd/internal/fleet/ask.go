@@ -60,8 +60,7 @@ func (e *SilentError) Error() string { return e.text }
 
 // SilentNodes returns the nodes that err names if it is a SilentError.
 func SilentNodes(err error) []string {
-	var silent *SilentError
-	if errors.As(err, &silent) {
+	if silent, ok := errors.AsType[*SilentError](err); ok {
 		return silent.nodes
 	}
 	return nil
@@ -114,8 +113,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 
 // why returns in a few words why there is no answer from an usher instance.
 func why(err error) string {
-	var unreachable *client.UnreachableError
-	if errors.As(err, &unreachable) {
+	if _, ok := errors.AsType[*client.UnreachableError](err); ok {
 		return "cannot connect to usher: " + client.Cause(err)
 	}
 	return err.Error()

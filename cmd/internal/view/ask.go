@@ -228,7 +228,6 @@ func (f *Asks) find(ctx context.Context, node string) (ushers []fleet.Usher, end
 // hint adds advice to the error of a query to a single instance.
 func (f *Asks) hint(err error) error {
 	var unreachable *client.UnreachableError
-	var other *client.NotUsherError
 	switch {
 	case errors.As(err, &unreachable) && unreachable.Silent:
 		return fmt.Errorf(`%w
@@ -250,7 +249,7 @@ another address, set --admin-address`, err)
 			err = fmt.Errorf("%w.\nA previous usher process left %s of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them", err, show.Plural(len(installed), "rule"))
 		}
 		return err
-	case errors.As(err, &other):
+	case errors.As(err, new(*client.NotUsherError)):
 		return fmt.Errorf(`%w
 It may be kube-proxy, which uses the same port, or an older usher. To query another
 usher instance, set --admin-address`, err)

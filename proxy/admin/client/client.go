@@ -209,13 +209,11 @@ func (c *Client) sendAny(ctx context.Context, method, path string, query url.Val
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
-		var u *url.Error
-		if errors.As(err, &u) {
+		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err // without method and URL, which the user did not type
 		}
 		err = c.failed(ctx, began, err)
-		var unreachable *UnreachableError
-		if errors.As(err, &unreachable) {
+		if unreachable, ok := errors.AsType[*UnreachableError](err); ok {
 			unreachable.Silent = connected.Load() && ctx.Err() != nil
 		}
 		return nil, err

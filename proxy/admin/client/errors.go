@@ -24,8 +24,7 @@ func (e *UnreachableError) Unwrap() error { return e.Err }
 
 // Cause returns in a few words why there was no answer. A node may have sent the text, so it is cleaned.
 func Cause(err error) string {
-	var unreachable *UnreachableError
-	if errors.As(err, &unreachable) {
+	if unreachable, ok := errors.AsType[*UnreachableError](err); ok {
 		err = unreachable.Err
 	}
 	for _, errno := range []syscall.Errno{syscall.ECONNREFUSED, syscall.ECONNRESET} {
