@@ -227,7 +227,7 @@ var _ = Describe("the demo", func() {
 	})
 
 	It("holds at most the newest 1,000 connections, and drops closed ones", func() {
-		a := &answerer{}
+		a, _ := (&httpServer{}).answerer(fault{})
 		first, second := a.keep(), a.keep()
 		for range maxHeld - 2 {
 			a.keep()
@@ -235,11 +235,11 @@ var _ = Describe("the demo", func() {
 		Expect(first).NotTo(BeClosed())
 		a.keep()
 		Expect(first).To(BeClosed())
-		a.forget(second)
-		third := a.held[0]
+		a.held.Remove(second)
+		third := a.held.Keys()[0]
 		a.keep()
 		Expect(third).NotTo(BeClosed(), "there was a free slot")
-		Expect(a.held).To(HaveLen(maxHeld))
+		Expect(a.held.Len()).To(Equal(maxHeld))
 	})
 
 	It("accepts slowly: connections wait in the backlog, and time out once it is full", func() {

@@ -6,9 +6,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -87,10 +88,8 @@ type answerer struct {
 	name  string
 	fault fault
 	turns turns
-	done  chan struct{} // closed when the server stops
-
-	mu   sync.Mutex
-	held []chan struct{} // one for each held connection, the oldest first; closed when the connection must be closed
+	done  chan struct{}                       // closed when the server stops
+	held  *lru.Cache[chan struct{}, struct{}] // one for each held connection; closed when the connection must be closed
 }
 
 // serveHTTP serves on l until the function that it returns is called.
@@ -106,7 +105,8 @@ func (s *httpServer) serveHTTP(l net.Listener, f fault) (stop func()) {
 }
 
 func (s *httpServer) answerer(f fault) (*answerer, *http.Server) {
-	a := &answerer{name: s.name, fault: f, done: make(chan struct{})}
+	held, _ := lru.NewWithEvict(maxHeld, func(c chan struct{}, _ struct{}) { close(c) }) // fails only for a size of 0
+	a := &answerer{name: s.name, fault: f, done: make(chan struct{}), held: held}
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: a}
 	if f.kind == api.DemoReset && f.perMille == 0 {
 		server.ConnState = func(c net.Conn, state http.ConnState) {
@@ -193,7 +193,7 @@ func reset(c *net.TCPConn) { _ = c.SetLinger(0) }
 // end when the server stops, or holds too many connections.
 func (a *answerer) hold(c *net.TCPConn) {
 	pushed := a.keep()
-	defer a.forget(pushed)
+	defer a.held.Remove(pushed)
 	halfClosed := a.fault.kind == api.DemoHalfClose
 	ended := make(chan struct{})
 	go func() {
@@ -213,19 +213,7 @@ func (a *answerer) hold(c *net.TCPConn) {
 
 // keep registers one more held connection, and returns a channel that is closed when it must be closed.
 func (a *answerer) keep() chan struct{} {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.held) == maxHeld {
-		close(a.held[0])
-		a.held = slices.Delete(a.held, 0, 1)
-	}
 	pushed := make(chan struct{})
-	a.held = append(a.held, pushed)
+	a.held.Add(pushed, struct{}{})
 	return pushed
-}
-
-func (a *answerer) forget(held chan struct{}) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.held = slices.DeleteFunc(a.held, func(h chan struct{}) bool { return h == held })
 }
