@@ -2,7 +2,6 @@ package proxy_test
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -10,27 +9,19 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-func nonePortal() portal.Portal {
-	GinkgoHelper()
-	p, err := none.Mode.New(context.Background(), portal.Options{})
-	Expect(err).NotTo(HaveOccurred())
-	return p
-}
-
-// on returns a Proxy with that portal, which logs nothing.
+// on returns a Proxy with that portal.
 func on(pt portal.Portal) *proxy.Proxy {
-	o := proxy.Defaults()
-	o.Portal, o.Trace, o.Log = pt, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
+	GinkgoHelper()
+	o := defaults()
+	o.Portal = pt
 	return proxy.New(o)
 }
 
@@ -74,7 +65,7 @@ func (p *countingPortal) Listen(service string, targets []portal.Target) []porta
 
 var _ = Describe("a Service whose VIP belongs to another one", func() {
 	It("is planned again once a VIP is released, not at each change", func() {
-		counting := &countingPortal{Portal: nonePortal(), plans: map[string]int{}}
+		counting := &countingPortal{Portal: defaults().Portal, plans: map[string]int{}}
 		p := on(counting)
 		DeferCleanup(func() { p.Stop() })
 		service := func(name string, vips ...string) config.Service {
@@ -103,7 +94,7 @@ var _ = Describe("a Service whose VIP belongs to another one", func() {
 
 var _ = Describe("a Service that gets another port", func() {
 	It("is recorded as changed, with the endpoints that change at the same time", func() {
-		p := on(nonePortal())
+		p := proxy.New(defaults())
 		DeferCleanup(func() { p.Stop() })
 		id := config.PortID{Namespace: "of-changes", Service: "web", Port: "main", Family: config.IPv4}
 		apply := func(port uint16, endpoint string) {
@@ -130,7 +121,7 @@ var _ = Describe("a Service whose listener cannot be opened", func() {
 		holder, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		defer holder.Close()
-		counting := &countingPortal{Portal: nonePortal(), plans: map[string]int{}, taken: holder.Addr()}
+		counting := &countingPortal{Portal: defaults().Portal, plans: map[string]int{}, taken: holder.Addr()}
 		p := on(counting)
 		DeferCleanup(func() { p.Stop() })
 		service := func(name, vip string, endpoints ...config.Endpoint) config.Service {
@@ -168,7 +159,7 @@ var _ = Describe("a pending change", func() {
 		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: vip.Addr(), Port: vip.Port()}},
 	}}}
 	BeforeEach(func() {
-		locked = &lockedPortal{Portal: nonePortal(), asked: make(chan struct{}, 1), free: make(chan struct{}), addresses: make(chan []netip.Prefix, 1)}
+		locked = &lockedPortal{Portal: defaults().Portal, asked: make(chan struct{}, 1), free: make(chan struct{}), addresses: make(chan []netip.Prefix, 1)}
 		p = on(locked)
 	})
 	// looks calls all functions that only read, and closes the channel when they have returned.

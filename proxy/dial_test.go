@@ -13,12 +13,9 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gleak"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -107,13 +104,8 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 
 	BeforeEach(func() {
 		goroutines := gleak.Goroutines()
-		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
 		refuse, stall = map[netip.AddrPort]bool{}, nil
-		o := proxy.Defaults()
-		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o := defaults()
 		events = o.Trace.Reader(true)
 		o.Schedule = []time.Duration{20 * time.Second} // a busy machine may take longer than the default
 		o.Quarantine.First = time.Hour                 // longer than any spec

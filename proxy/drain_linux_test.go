@@ -12,13 +12,10 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gleak"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -64,10 +61,7 @@ var _ = Describe("draining a Proxy", func() {
 	DescribeTable("immediately resets a client that has no endpoint yet",
 		func(endpoint func() netip.AddrPort, dial func(context.Context, *config.Endpoint) (forward.Conn, error), underWay func(netip.AddrPort) bool, last string) {
 			goroutines := gleak.Goroutines()
-			pt, err := none.Mode.New(context.Background(), portal.Options{})
-			Expect(err).NotTo(HaveOccurred())
-			o := proxy.Defaults()
-			o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(100)
+			o := defaults()
 			o.Schedule, o.Quarantine.First = []time.Duration{time.Hour}, 0
 			o.Dial = dial
 			p := proxy.New(o)

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
@@ -317,16 +316,6 @@ var _ = Describe("open connections of a replaced Proxy", func() {
 	})
 })
 
-// vipPortal is a portal that requests a listener on each VIP itself, as the address portal does.
-type vipPortal struct{ portal.Portal }
-
-func (vipPortal) Listen(_ string, targets []portal.Target) (binds []portal.Bind) {
-	for _, t := range targets {
-		binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []portal.Target{t}})
-	}
-	return binds
-}
-
 var _ = Describe("an inherited socket", func() {
 	It("goes to the Service that owns the VIP, even if an earlier Service claims the VIP", func() {
 		vip := netip.MustParseAddr("127.77.0.9")
@@ -352,7 +341,7 @@ var _ = Describe("an inherited socket", func() {
 			}}}
 		}
 		o := defaults()
-		o.Portal = vipPortal{o.Portal}
+		o.Portal = exactPortal{o.Portal}
 		p := proxy.New(o)
 		DeferCleanup(func() { stop(p) })
 		p.Inherit(map[string]*os.File{"tcp " + at.String(): file})

@@ -17,12 +17,9 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gleak"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -54,13 +51,9 @@ func headerSpecs(tunneled bool) {
 	)
 	BeforeEach(func() {
 		goroutines := gleak.Goroutines()
-		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
 		refuse = map[netip.AddrPort]bool{}
-		o = proxy.Defaults()
-		o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), stream.SCTPOff
+		o = defaults()
+		o.SCTP = stream.SCTPOff
 		o.Quarantine.First = time.Hour // longer than any spec
 		if tunneled {
 			o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {

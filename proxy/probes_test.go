@@ -11,15 +11,11 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gleak"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/conn"
-	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -31,12 +27,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 	)
 	BeforeEach(func() {
 		goroutines := gleak.Goroutines()
-		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		options = proxy.Defaults()
-		options.Portal, options.Log, options.Trace = pt, log, trace.NewLog(1000)
+		options = defaults()
 		options.Quarantine.First, options.Quarantine.Max = 10*time.Millisecond, 40*time.Millisecond
 		DeferCleanup(func() {
 			p.Stop()

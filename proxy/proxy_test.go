@@ -520,7 +520,7 @@ var _ = Describe("a Proxy", func() {
 	})
 })
 
-// exactPortal is a portal with listeners at the VIPs themselves.
+// exactPortal is a portal with listeners at the VIPs themselves, as the address portal has them.
 type exactPortal struct{ portal.Portal }
 
 func (exactPortal) Listen(_ string, targets []portal.Target) (binds []portal.Bind) {

@@ -1,7 +1,6 @@
 package proxy_test
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -12,18 +11,15 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // withTraits is a portal with the traits of another portal.
@@ -42,12 +38,7 @@ var _ = Describe("a UDP session", func() {
 	)
 	BeforeEach(func() {
 		proxyProtocol = 0
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
-		o = proxy.Defaults()
-		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o = defaults()
 	})
 	// serve serves these endpoints, and returns the proxy and a function that creates a client.
 	serve := func(endpoints ...netip.AddrPort) (*proxy.Proxy, func() *net.UDPConn) {

@@ -1,7 +1,6 @@
 package proxy_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log"
@@ -21,8 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/conn"
@@ -69,18 +66,11 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 	BeforeEach(func() {
 		goroutines := gleak.Goroutines()
 		said = gbytes.NewBuffer()
-		log := logrus.New()
-		log.SetOutput(io.MultiWriter(GinkgoWriter, said))
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		options = proxy.Defaults()
-		options.Portal, options.Log, options.Trace = pt, log, trace.NewLog(1000)
+		options = defaults()
+		options.Log.(*logrus.Logger).SetOutput(io.MultiWriter(GinkgoWriter, said))
 		how = config.Probe{Check: config.Check{Kind: config.CheckHTTP, Path: "/healthz?x=y"}, Interval: 10 * time.Millisecond, Timeout: 5 * time.Second, Rise: 2, Fall: 3}
 		DeferCleanup(func() {
-			p.Stop()
-			ctx, cancel := context.WithCancel(context.Background())
-			cancel()
-			p.Drain(ctx)
+			stop(p)
 			Eventually(gleak.Goroutines).WithTimeout(30 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
 		})
 	})
