@@ -39,7 +39,7 @@ func prepareCluster() {
 	for name := range zones {
 		createNode(name)
 	}
-	useLeastRole()
+	createAccount(roleName, deployedRules())
 }
 
 func createNode(name string, edit ...func(*corev1.Node)) {
@@ -154,7 +154,8 @@ func (c *cluster) tryService(name string, edit ...func(*corev1.Service)) (*corev
 // update changes a Service.
 func (c *cluster) update(name string, edit func(*corev1.Service)) *corev1.Service {
 	GinkgoHelper()
-	return c.change(name, edit, c.api.CoreV1().Services(c.namespace).Update)
+	services := c.api.CoreV1().Services(c.namespace)
+	return change(services.Get, services.Update, name, edit)
 }
 
 // annotate sets an annotation on a Service, or removes it if the value is empty.
@@ -188,21 +189,27 @@ func (c *cluster) whom(svc *corev1.Service) func() (map[netip.AddrPort]int, erro
 // updateStatus changes a Service's status, as a cloud controller does.
 func (c *cluster) updateStatus(name string, edit func(*corev1.Service)) *corev1.Service {
 	GinkgoHelper()
-	return c.change(name, edit, c.api.CoreV1().Services(c.namespace).UpdateStatus)
+	services := c.api.CoreV1().Services(c.namespace)
+	return change(services.Get, services.UpdateStatus, name, edit)
 }
 
-func (c *cluster) change(name string, edit func(*corev1.Service), write func(context.Context, *corev1.Service, metav1.UpdateOptions) (*corev1.Service, error)) (svc *corev1.Service) {
+// change edits an object of the API server. It repeats this if another client wrote the object in between.
+func change[T any](
+	get func(context.Context, string, metav1.GetOptions) (*T, error),
+	write func(context.Context, *T, metav1.UpdateOptions) (*T, error),
+	name string, edit func(*T),
+) (object *T) {
 	GinkgoHelper()
 	ctx := context.Background()
 	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() (err error) {
-		if svc, err = c.api.CoreV1().Services(c.namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
+		if object, err = get(ctx, name, metav1.GetOptions{}); err != nil {
 			return err
 		}
-		edit(svc)
-		svc, err = write(ctx, svc, metav1.UpdateOptions{})
+		edit(object)
+		object, err = write(ctx, object, metav1.UpdateOptions{})
 		return err
 	})).To(Succeed())
-	return svc
+	return object
 }
 
 // deleteServices deletes all Services of the namespace, for which the typed client has no method.
@@ -264,23 +271,17 @@ func (c *cluster) startPod(app string, n int, node string, edit ...func(*corev1.
 // report writes the Pod's readiness to its status.
 func (p *kubernetesPod) report(ready bool) {
 	GinkgoHelper()
-	pods, ctx := p.cluster.api.CoreV1().Pods(p.cluster.namespace), context.Background()
+	pods := p.cluster.api.CoreV1().Pods(p.cluster.namespace)
 	status := corev1.ConditionFalse
 	if ready {
 		status = corev1.ConditionTrue
 	}
-	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		pod, err := pods.Get(ctx, p.name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
+	change(pods.Get, pods.UpdateStatus, p.name, func(pod *corev1.Pod) {
 		pod.Status.Phase = corev1.PodRunning
 		pod.Status.PodIP = p.addr.Addr().String()
 		pod.Status.PodIPs = []corev1.PodIP{{IP: p.addr.Addr().String()}, {IP: p.six.addr.Addr().String()}}
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}, {Type: corev1.ContainersReady, Status: status}}
-		_, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
-		return err
-	})).To(Succeed())
+	})
 }
 
 // terminate deletes the Pod. Without a kubelet, it stays in state terminating until remove.
@@ -361,31 +362,15 @@ const soon = time.Minute
 // updateNode changes a Node.
 func updateNode(name string, edit func(*corev1.Node)) {
 	GinkgoHelper()
-	nodes, ctx := plane.Client.CoreV1().Nodes(), context.Background()
-	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		edit(node)
-		_, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
-		return err
-	})).To(Succeed())
+	nodes := plane.Client.CoreV1().Nodes()
+	change(nodes.Get, nodes.Update, name, edit)
 }
 
 // updateNodeStatus changes a Node's status, as its kubelet does.
 func updateNodeStatus(name string, edit func(*corev1.Node)) {
 	GinkgoHelper()
-	nodes, ctx := plane.Client.CoreV1().Nodes(), context.Background()
-	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		edit(node)
-		_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
-		return err
-	})).To(Succeed())
+	nodes := plane.Client.CoreV1().Nodes()
+	change(nodes.Get, nodes.UpdateStatus, name, edit)
 }
 
 // deleteNode deletes a Node if it exists.

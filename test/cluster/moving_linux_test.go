@@ -16,9 +16,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/usherproxy/usher/test/cluster/control"
@@ -136,14 +134,7 @@ func endKubeProxy(s *gexec.Session) {
 // startUsher starts usher with the arguments of deploy/kustomize-kubeadm and more.
 func (m *move) startUsher(more ...string) *usher {
 	GinkgoHelper()
-	var args []string
-	for _, o := range deployed() {
-		if o.GetKind() == "DaemonSet" {
-			var d appsv1.DaemonSet
-			Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &d)).To(Succeed())
-			args = d.Spec.Template.Spec.Containers[0].Args
-		}
-	}
+	args := daemonSet().Spec.Template.Spec.Containers[0].Args
 	Expect(args).To(ContainElements("--take-over", "--keeper"))
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "$(NODE_NAME)", here)

@@ -312,7 +312,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		}}
 		Expect(c.api.AppsV1().DaemonSets(metav1.NamespaceSystem).Create(context.Background(), proxy, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 		DeferCleanup(func() {
-			// The ServiceAccount and the role are those of all specs: see useLeastRole.
+			// The ServiceAccount and the role are those of all specs: see prepareCluster.
 			c.Node.Output(filepath.Join(r.home, "bin/kubectl"), "--kubeconfig", filepath.Join(r.home, ".kube/config"), "-n", metav1.NamespaceSystem, "delete", "--ignore-not-found",
 				"daemonset/kube-proxy", "daemonset/usher", "configmap/usher-api-server")
 		})

@@ -18,30 +18,10 @@ import (
 
 const roleNamespace, roleName = metav1.NamespaceSystem, "usher"
 
-// roleDeployed reports whether the role comes from deploy/kustomize. If that has none, specs use designedRules.
-var roleDeployed bool
-
-var designedRules = []rbacv1.PolicyRule{
-	{APIGroups: []string{""}, Resources: []string{"services", "nodes"}, Verbs: []string{"list", "watch"}},
-	{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"list", "watch"}},
-	{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"list", "watch"}},
-	{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
-}
-
 // leastRole returns a kubeconfig that has only the role, for the API server at a URL.
 func leastRole(server string) string {
 	GinkgoHelper()
 	return plane.Kubeconfig(plane.ServiceAccount(context.Background(), roleNamespace, roleName), server)
-}
-
-// useLeastRole creates the role and a ServiceAccount that has it.
-func useLeastRole() {
-	GinkgoHelper()
-	rules := deployedRules()
-	if roleDeployed = rules != nil; !roleDeployed {
-		rules = designedRules
-	}
-	createAccount(roleName, rules)
 }
 
 // createAccount creates a role and a ServiceAccount that has it, both with the same name.
@@ -77,9 +57,6 @@ func deployedRules() (rules []rbacv1.PolicyRule) {
 var _ = Describe("the least role", func() {
 	var api kubernetes.Interface
 	BeforeEach(func() {
-		if !roleDeployed {
-			Skip("deploy/kustomize has no ClusterRole yet")
-		}
 		var err error
 		api, err = kubernetes.NewForConfig(plane.Config(plane.ServiceAccount(context.Background(), roleNamespace, roleName)))
 		Expect(err).NotTo(HaveOccurred())
