@@ -321,8 +321,11 @@ func handoverSpecs(portal string) {
 			current = start("--take-over")
 			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		}
-		kept := startKept(l.Node, dir, "--portal="+portal, "--take-over")
+		first := startKept(l.Node, dir, "--portal="+portal, "--take-over")
 		Eventually(current).WithTimeout(time.Minute).Should(gexec.Exit(0))
+		come()
+		kept := startKept(l.Node, dir, "--portal="+portal, "--take-over")
+		Eventually(first).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		for range 2 {
 			come()
 			Eventually(func() (unsaved []netip.Addr) {

@@ -187,6 +187,7 @@ func keeperSpecs(portal string) {
 		traffic := call(pod, 200, vips...)
 		second := startKept(l.Node, dir, "--portal="+portal, "--take-over")
 		Eventually(first).WithTimeout(40 * time.Second).Should(gexec.Exit(0))
+		Expect(traffic.lost.Load()).To(BeZero())
 		second.crash()
 		before := traffic.made.Load()
 		Eventually(traffic.made.Load).WithTimeout(time.Minute).Should(BeNumerically(">", before+500))

@@ -115,22 +115,6 @@ var _ = Describe("while the API server is unavailable,", func() {
 		Expect(l.stop()).To(BeEmpty(), "connections during the outage")
 	})
 
-	It("usher serves the last known state, and follows changes again after a restart", func() {
-		DeferCleanup(restartControllers)
-		kept := create("kept", 1)
-		c.usher()
-		Eventually(answers(c.pod, vip(kept))).WithTimeout(soon).Should(Equal(servers[0].addr))
-		l := startLoad(c.pod, vip(kept), 50)
-		plane.KillAPIServer()
-		Eventually(connected).WithTimeout(recovery).Should(BeFalse())
-		l.more(50)
-		plane.StartAPIServer()
-		created := create("created", 2)
-		Eventually(answers(c.pod, vip(created))).WithTimeout(recovery).Should(Equal(servers[1].addr))
-		Eventually(connected).WithTimeout(soon).Should(BeTrue())
-		Expect(l.stop()).To(BeEmpty(), "connections during the outage")
-	})
-
 	It("a new usher instance keeps existing rules, and serves once the API server is back", func() {
 		kept := create("kept", 1)
 		first := start()

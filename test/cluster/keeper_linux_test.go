@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"syscall"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -80,30 +79,4 @@ var _ = Describe("usher with a keeper", func() {
 			Expect(len(l.failures)).To(BeNumerically("<", 30+underWay), "%v", l.failures)
 		})
 	}
-
-	It("hands its clients over to a new keeper", func() {
-		c := newCluster()
-		for n := 1; n <= 3; n++ {
-			serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080))
-		}
-		sticky := c.service("sticky", noSelector, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
-		c.write(c.slice("sticky", "sticky", endpoint(lab.Pod(1)), endpoint(lab.Pod(2)), endpoint(lab.Pod(3))))
-		old := c.launch(usherRace, "--keeper", "--portal=nftables").serving()
-		had := map[string]netip.AddrPort{}
-		for n := 4; n <= 20; n++ {
-			client := lab.Pod(n).String()
-			e, err := askFrom(c.pod, client, vip(sticky))
-			Expect(err).NotTo(HaveOccurred())
-			had[client] = e
-		}
-		l := startLoad(c.pod, vip(sticky), 100)
-		fresh := c.launch(usherRace, "--keeper", "--portal=nftables", "--take-over").serving()
-		DeferCleanup(func() { fresh.stop() })
-		Eventually(old.Exited).WithTimeout(time.Minute).Should(BeClosed())
-		l.more(50)
-		Expect(l.stop()).To(BeEmpty())
-		for client, before := range had {
-			Expect(askFrom(c.pod, client, vip(sticky))).To(Equal(before), client)
-		}
-	})
 })

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -400,46 +399,6 @@ var _ = Describe("a Service", func() {
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(And(
 			ContainSubstring("usher.io/client-address"), ContainSubstring(`"client"`), ContainSubstring(`"auto", "node"`))))
 		Expect(string(u.Out.Contents())).To(ContainSubstring(", as the client): connected in "))
-	})
-
-	It("whose port is renamed refuses no client", func() {
-		// There are endpoints for both names, since controllers follow later.
-		svc := c.service("web", noSelector)
-		serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
-		slice := c.slice("web", "a", endpoint(lab.Pod(1)))
-		other, port := "other", int32(8080)
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &other, Port: &port})
-		c.write(slice)
-		for _, portal := range []string{"address", "iptables", "nftables"} {
-			u := c.usher("--portal=" + portal)
-			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(netip.AddrPortFrom(lab.Pod(1), 8080)))
-			var asked atomic.Int64
-			stop, done := make(chan struct{}), make(chan error, 1)
-			go func() {
-				for {
-					select {
-					case <-stop:
-						done <- nil
-						return
-					default:
-					}
-					if _, err := ask(c.pod, vip(svc)); err != nil {
-						done <- err
-						return
-					}
-					asked.Add(1)
-				}
-			}()
-			for _, name := range []string{"other", "main", "other", "main"} {
-				c.update("web", func(s *corev1.Service) { s.Spec.Ports[0].Name = name })
-				Eventually(getting(c.node, adminURL+"/api/v1/services/"+c.namespace+"/web")).WithTimeout(soon).Should(HaveField("Body", ContainSubstring(`"name":"`+name+`"`)))
-				before := asked.Load()
-				Eventually(asked.Load).WithTimeout(soon).Should(BeNumerically(">", before+10))
-			}
-			close(stop)
-			Expect(<-done).NotTo(HaveOccurred(), portal)
-			u.stop()
-		}
 	})
 })
 
