@@ -285,10 +285,10 @@ func clientAddressSpecs(portal string, six bool) {
 		l.start(portal, "--portal-check-interval=1s")
 		neighbour, other := l.neighbours[0], l.neighbours[1]
 		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		l.Node.Output("sh", "-c", `nft flush ruleset
 			for f in -4 -6; do for p in 115 116 117 118; do ip $f rule del pref $p; done; ip $f route flush table 117117; done`)
-		Eventually(func() string { return state(l.Node) }).WithTimeout(time.Minute).Should(Equal(before))
+		Eventually(func() string { return lab.State(l.Node) }).WithTimeout(time.Minute).Should(Equal(before))
 		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
 		Expect(l.seenBy(neighbour, l.outside)).To(Equal(l.outside.addr))
 	})
@@ -316,17 +316,17 @@ func clientAddressSpecs(portal string, six bool) {
 	})
 
 	It("sees the node's address with --client-address=node, and cleanup leaves no kernel state", func() {
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		l.start(portal, "--client-address=node")
 		neighbour, other := l.neighbours[0], l.neighbours[1]
 		Expect(l.seenBy(other, neighbour)).To(l.isNode())
-		Expect(state(l.Node)).NotTo(ContainSubstring("117117"))
+		Expect(lab.State(l.Node)).NotTo(ContainSubstring("117117"))
 		l.u.stop()
 		l.start(portal)
 		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
 		l.u.stop()
 		l.Node.Do(exec.Command(usherBinary, "cleanup").Run)
-		Expect(state(l.Node)).To(Equal(before))
+		Expect(lab.State(l.Node)).To(Equal(before))
 	})
 
 	It("sees the client's address despite src_valid_mark, AWS VPC CNI rules and flannel masquerading", func() {

@@ -132,7 +132,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		u := launchConnect(l.Node, dir, "--portal=address", "--dns="+resolver)
 		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(1))
 		Expect(u.Err).To(gbytes.Say(`--dns: listen udp 10.244.0.1:53: bind: address already in use: another resolver may use it`))
-		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP))
+		Expect(lab.State(l.Node)).NotTo(ContainSubstring(clusterIP))
 	})
 
 	It("rejects an invalid address, port, domain or upstream", func() {

@@ -228,7 +228,7 @@ print(s.recvfrom(100))'`), "\n")
 	}
 	DescribeTable("leaves no processes, rules or files behind",
 		func(end func(*gexec.Session)) {
-			before, files := state(l.Node), filesOfNobody()
+			before, files := lab.State(l.Node), filesOfNobody()
 			s := start(command("--", "sh", "-c", `
 				sleep 1000 & echo child $!
 				setsid sh -c 'echo daemon $$; exec sleep 1000' &
@@ -250,7 +250,7 @@ print(s.recvfrom(100))'`), "\n")
 			for _, pid := range helpers {
 				Eventually(func() bool { return running(pid) }).WithTimeout(30*time.Second).Should(BeFalse(), "process %d", pid)
 			}
-			Expect(state(l.Node)).To(Equal(before))
+			Expect(lab.State(l.Node)).To(Equal(before))
 			Expect(filesOfNobody()).To(Equal(files))
 		},
 		Entry("after the command exits", func(s *gexec.Session) { s.Signal(syscall.SIGINT) }),

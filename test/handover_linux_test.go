@@ -350,7 +350,7 @@ func handoverSpecs(portal string) {
 		start("--take-over", "--keepalive=50s")
 		Eventually(old).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		Expect(connectAndTalk(pod, other.vip())).To(Succeed())
-		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "the Service that only the old instance served is removed")
+		Expect(lab.State(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "the Service that only the old instance served is removed")
 		c, err := pod.Dial("", other.vip(), 10*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		defer c.Close()

@@ -26,7 +26,7 @@ var _ = Describe("Closing the terminal", func() {
 		l, dir := lab.New(), manifestsDir()
 		web := service{name: "web", clusterIP: "10.96.0.10", port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}
 		web.write(dir)
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		for _, c := range []struct {
 			args  []string
 			ready string
@@ -65,7 +65,7 @@ var _ = Describe("Closing the terminal", func() {
 				close(ready)
 			}()
 			Eventually(ready).WithTimeout(30*time.Second).Should(BeClosed(), "%v", c.args)
-			Expect(state(l.Node)).NotTo(Equal(before), "%v", c.args)
+			Expect(lab.State(l.Node)).NotTo(Equal(before), "%v", c.args)
 			Expect(terminal.Close()).To(Succeed())
 			var how error
 			Eventually(ended).WithTimeout(30*time.Second).Should(Receive(&how), "%v", c.args)
@@ -75,7 +75,7 @@ var _ = Describe("Closing the terminal", func() {
 				AddReportEntry("data race", string(text))
 			}
 			Expect(how).NotTo(HaveOccurred(), "%v", c.args)
-			Expect(state(l.Node)).To(Equal(before), "%v", c.args)
+			Expect(lab.State(l.Node)).To(Equal(before), "%v", c.args)
 		}
 	})
 })

@@ -311,17 +311,17 @@ var _ = Describe("a keeper", func() {
 	}
 
 	DescribeTable("removes all rules if it is stopped during a pause before a restart", func(sig os.Signal, upgrade bool, flags ...string) {
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		k := startKept(l.Node, dir, append(flags, "--portal=nftables")...)
 		if upgrade {
 			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
 			Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Another usher instance has taken over"))
 		}
 		crashUntil(k, "3.2s")
-		Expect(state(l.Node)).NotTo(Equal(before))
+		Expect(lab.State(l.Node)).NotTo(Equal(before))
 		k.Signal(sig)
 		Eventually(k).WithTimeout(time.Minute).Should(gexec.Exit(0))
-		Expect(state(l.Node)).To(Equal(before))
+		Expect(lab.State(l.Node)).To(Equal(before))
 	},
 		Entry("with --remove-rules", syscall.SIGTERM, false, "--remove-rules"),
 		Entry("with --remove-rules, after SIGHUP", syscall.SIGTERM, true, "--remove-rules"),
@@ -334,10 +334,10 @@ var _ = Describe("a keeper", func() {
 		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
 		Eventually(clean).WithTimeout(time.Minute).Should(gexec.Exit(1))
 		Expect(clean.Err).To(gbytes.Say("another usher process manages the portals"))
-		rules := state(l.Node)
+		rules := lab.State(l.Node)
 		next := startKept(l.Node, dir, "--portal=nftables", "--take-over")
 		Eventually(k).WithTimeout(time.Minute).Should(gexec.Exit(0))
-		Expect(state(l.Node)).To(Equal(rules))
+		Expect(lab.State(l.Node)).To(Equal(rules))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		next.stop()
 	})
@@ -355,7 +355,7 @@ var _ = Describe("a keeper", func() {
 	})
 
 	It("exits with usher's exit code if usher cannot start, and removes all rules when it is interrupted", func() {
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		u := launchUsher(l.Node, dir, "--keeper", "--portal=nonsense")
 		Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(2))
 		first := startKept(l.Node, dir, "--portal=nftables")
@@ -367,7 +367,7 @@ var _ = Describe("a keeper", func() {
 		first.crash()
 		first.Interrupt()
 		Eventually(first).WithTimeout(time.Minute).Should(gexec.Exit(0))
-		Expect(state(l.Node)).To(Equal(before))
+		Expect(lab.State(l.Node)).To(Equal(before))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).Error().To(HaveOccurred())
 	})
 

@@ -61,7 +61,7 @@ var _ = Describe("manifests", func() {
 			return err
 		}).WithTimeout(time.Minute).Should(HaveOccurred())
 		// A VIP stays local until its last connection has ended.
-		Eventually(func() string { return state(l.Node) }).WithTimeout(time.Minute).ShouldNot(ContainSubstring("10.96.0.11"))
+		Eventually(func() string { return lab.State(l.Node) }).WithTimeout(time.Minute).ShouldNot(ContainSubstring("10.96.0.11"))
 		Expect(ask(pod, web.vip())).To(Equal(second.addr))
 		u.stop()
 	})
@@ -76,7 +76,7 @@ var _ = Describe("manifests", func() {
 				writeFile(cidrs+".new", "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\nspec: {cidrs: ["+all+"]}\n")
 				Expect(os.Rename(cidrs+".new", cidrs)).To(Succeed())
 			}
-			before := state(l.Node)
+			before := lab.State(l.Node)
 			become("10.97.0.0/16, 'fd00:10:97::/112'")
 			u := startUsher(l.Node, dir, mode...)
 			node := l.Node.NewDialer(1)
@@ -108,7 +108,7 @@ var _ = Describe("manifests", func() {
 
 			u.stop()
 			Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(time.Minute).Should(gexec.Exit(0))
-			Expect(state(l.Node)).To(Equal(before))
+			Expect(lab.State(l.Node)).To(Equal(before))
 		},
 		Entry("iptables", "--portal=iptables"),
 		Entry("nftables", "--portal=nftables"),
@@ -261,14 +261,14 @@ endpoints:
 		web.endpoints = []netip.AddrPort{startBackend(l.Node, netip.MustParseAddr("127.0.0.1"), 8080).addr}
 		web.spec = "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 32004\n"
 		web.write(dir)
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		u := startUsher(l.Node, dir, "--portal=none")
 		listens := regexp.MustCompile(`127\.\d+\.\d+\.\d+:80 `)
 		Eventually(u.Out).Should(gbytes.Say(listens.String()))
 		at := strings.TrimSpace(string(listens.Find(u.Out.Contents())))
 		Expect(ask(l.Node.NewDialer(1), at)).To(Equal(web.endpoints[0]))
 		Expect(l.Node.NewDialer(1).Dial("", "127.0.0.1:32004", 10*time.Second)).Error().To(refused, "no load balancer needs a health check node port")
-		Expect(state(l.Node)).To(Equal(before))
+		Expect(lab.State(l.Node)).To(Equal(before))
 	})
 
 	It("with a port that cannot be served do not affect other ports", func() {
@@ -343,7 +343,7 @@ var _ = Describe("usher demo --once", func() {
 		It("serves the cluster IP as root, without a default route, shows a retry, and leaves nothing behind, with --portal="+mode, func() {
 			l := lab.New()
 			l.Node.Output("ip", "route", "del", "default")
-			before := state(l.Node)
+			before := lab.State(l.Node)
 			u := launch(l.Node, exec.Command(usherBinary, "demo", "--once", "--portal="+mode), "")
 			Eventually(u).WithTimeout(2 * time.Minute).Should(gexec.Exit(0))
 			for _, line := range []string{
@@ -359,7 +359,7 @@ var _ = Describe("usher demo --once", func() {
 			} {
 				Expect(u.Out).To(gbytes.Say(line))
 			}
-			Expect(state(l.Node)).To(Equal(before))
+			Expect(lab.State(l.Node)).To(Equal(before))
 		})
 	}
 

@@ -119,7 +119,7 @@ func openHandoverSpecs(portal string) {
 		current := start()
 		come(n)
 		traffic := startLoad(pod, services[2].vip(), 100)
-		rules := state(l.Node)
+		rules := lab.State(l.Node)
 		var before map[string]int
 		Eventually(func() (_ int, err error) { before, err = numbers(); return len(before), err }).WithTimeout(time.Minute).Should(Equal(n))
 		for range number("USHER_TAKEOVERS", 5) {
@@ -145,7 +145,7 @@ func openHandoverSpecs(portal string) {
 			Expect(*err).NotTo(HaveOccurred())
 		}
 		Expect(talks.End()).To(Succeed())
-		Expect(state(l.Node)).To(Equal(rules), "the rules did not change")
+		Expect(lab.State(l.Node)).To(Equal(rules), "the rules did not change")
 	})
 
 	It("continue byte for byte after kill -9 under a keeper, except at most 10% that are reset", func() {

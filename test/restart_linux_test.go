@@ -60,17 +60,17 @@ func restartSpecs(portal string) {
 	}
 
 	It("are correct after kill -9 and a restart with 100 Services, and removed by cleanup", func() {
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		first, second := startBackend(l.Pods, lab.Pod(1), 8080), startBackend(l.Pods, lab.Pod(2), 8080)
 		list := services(100, first)
 		u := run()
 		for _, s := range list {
 			Expect(ask(pod, s.vip())).To(Equal(first.addr))
 		}
-		installed := state(l.Node)
+		installed := lab.State(l.Node)
 		Expect(installed).NotTo(Equal(before))
 		u.Kill().Wait(30 * time.Second)
-		Expect(state(l.Node)).To(Equal(installed), "a killed process leaves its rules")
+		Expect(lab.State(l.Node)).To(Equal(installed), "a killed process leaves its rules")
 		unserved(pod, portal, list[0].vip())
 
 		By("changing every Service and removing one while usher does not run")
@@ -86,7 +86,7 @@ func restartSpecs(portal string) {
 			Expect(ask(pod, s.vip())).To(Equal(second.addr))
 		}
 		Expect(ask(pod, removed.vip())).To(Equal(second.addr))
-		after := state(l.Node)
+		after := lab.State(l.Node)
 		Expect(after).NotTo(ContainSubstring(list[99].clusterIP), "unwanted rules are removed")
 		Expect(strings.Count(after, "10.96.0.7")).To(Equal(strings.Count(installed, "10.96.0.7")), "no rule is duplicated")
 		if portal == "iptables" {
@@ -97,7 +97,7 @@ func restartSpecs(portal string) {
 		By("cleaning up")
 		u.stop()
 		cleanup()
-		Expect(state(l.Node)).To(Equal(before))
+		Expect(lab.State(l.Node)).To(Equal(before))
 	})
 
 	It("are listed by 'usher get portals -A', and compared with wanted rules while usher runs", func() {
@@ -148,7 +148,7 @@ func restartSpecs(portal string) {
 	})
 
 	It("are restored after another program removes them, while open connections continue, and removed at once on Ctrl-C", func() {
-		before := state(l.Node)
+		before := lab.State(l.Node)
 		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
 		interval := "1m" // the kernel's change events come first
 		if portal == "iptables" && !strings.Contains(l.Node.Output("iptables", "--version"), "nf_tables") {
@@ -174,10 +174,10 @@ func restartSpecs(portal string) {
 
 		By("removing them at once on Ctrl-C")
 		Expect(open.Close()).To(Succeed())
-		Expect(state(l.Node)).NotTo(Equal(before))
+		Expect(lab.State(l.Node)).NotTo(Equal(before))
 		u.Interrupt()
 		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
-		Expect(state(l.Node)).To(Equal(before))
+		Expect(lab.State(l.Node)).To(Equal(before))
 	})
 
 	if portal != "nftables" { // the lock is the same for each

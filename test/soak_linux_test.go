@@ -177,7 +177,7 @@ func (s *soak) startKept(more ...string) {
 // run makes traffic and events for the duration d, and then checks that the initial state is restored.
 func (s *soak) run(d time.Duration) {
 	GinkgoHelper()
-	before, flows := state(s.lab.Node), s.flows()
+	before, flows := lab.State(s.lab.Node), s.flows()
 	counted := "as before"
 	if _, err := os.Stat(conntrack); err != nil {
 		counted = "not counted: " + err.Error()
@@ -205,7 +205,7 @@ func (s *soak) run(d time.Duration) {
 	s.checkMemory(needed)
 	s.kept.Interrupt()
 	Eventually(s.kept).WithTimeout(time.Minute).Should(gexec.Exit(0))
-	Expect(differences(before, state(s.lab.Node))).To(BeEmpty(), "rules, routes and addresses")
+	Expect(differences(before, lab.State(s.lab.Node))).To(BeEmpty(), "rules, routes and addresses")
 	Eventually(s.flows).WithTimeout(30 * time.Second).Should(BeNumerically("<=", flows))
 	s.check("rules, routes and addresses: as before; conntrack entries: %s", counted)
 	for kind := range s.traffic.kinds {

@@ -1,7 +1,6 @@
 package test
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"io"
@@ -241,43 +240,6 @@ func readNameWithin(c net.Conn, patience time.Duration) (netip.AddrPort, error) 
 		}
 		line = append(line, buf[0])
 	}
-}
-
-// state returns everything that usher might change in ns: rules, routes, addresses.
-func state(ns *lab.Namespace) string {
-	GinkgoHelper()
-	return lab.Settled(func() string { return stateNow(ns) })
-}
-
-func stateNow(ns *lab.Namespace) string {
-	GinkgoHelper()
-	var b bytes.Buffer
-	commands := [][]string{
-		{"iptables-save"}, {"ip6tables-save"},
-		{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
-		{"ip", "addr"}, {"ip", "rule"}, {"ip", "-6", "rule"},
-	}
-	if _, err := exec.LookPath("nft"); err == nil {
-		commands = append(commands, []string{"nft", "--stateless", "list", "ruleset"})
-	}
-	for _, command := range commands {
-		for line := range strings.Lines(ns.Output(command[0], command[1:]...)) {
-			// Comments contain the time of day, and addresses their lifetimes. On a busy machine, ip(8) sometimes
-			// prints an error about "Peer netns reference" although its output is complete and it succeeds.
-			if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "Error: Peer netns") {
-				b.WriteString(withoutCounters(line))
-			}
-		}
-	}
-	return b.String()
-}
-
-// withoutCounters removes packet and byte counts from a line of iptables-save.
-func withoutCounters(line string) string {
-	if i := strings.Index(line, " ["); strings.HasPrefix(line, ":") && i > 0 {
-		return line[:i] + "\n"
-	}
-	return line
 }
 
 // refused and reset match the errors that clients get for a connection that is not served.

@@ -120,14 +120,13 @@ var _ = Describe("while the API server is unavailable,", func() {
 		first := start()
 		Eventually(answers(c.pod, vip(kept))).WithTimeout(soon).Should(Equal(servers[0].addr))
 		first.Kill().Wait(soon)
-		rules := func() string { return c.Node.Output("iptables-save", "-t", "nat") }
-		before := withoutCounters(rules())
+		before := lab.State(c.Node)
 
 		wire.Cut()
 		second := c.launch(usherRace, "--kubeconfig="+leastRole(wire.Server()))
 		Eventually(getting(c.outside, "http://"+lab.NodeOut4+":"+healthzPort+"/livez")).WithTimeout(soon).Should(code(200))
 		Expect(get(c.outside, healthz)).To(code(503), "before the initial sync")
-		Consistently(func() string { return withoutCounters(rules()) }).WithTimeout(time.Second).Should(Equal(before))
+		Consistently(lab.State).WithArguments(c.Node).WithTimeout(time.Second).Should(Equal(before))
 		wire.Repair()
 		second.serving()
 		Eventually(answers(c.pod, vip(kept))).WithTimeout(soon).Should(Equal(servers[0].addr))

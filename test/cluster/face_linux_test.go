@@ -5,8 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -88,7 +86,7 @@ var _ = Describe("usher's external interface:", func() {
 		c.Node.Output("ip6tables", "-t", "mangle", "-L")
 		c.Node.Output("iptables", "-t", "filter", "-L")
 		c.Node.Output("ip6tables", "-t", "filter", "-L")
-		before := kernelState(c.Node)
+		before := lab.State(c.Node)
 		both := corev1.IPFamilyPolicyRequireDualStack
 		svc := c.service("web", loadBalancer, externalLocal, func(s *corev1.Service) {
 			s.Spec.IPFamilyPolicy, s.Spec.ExternalIPs = &both, []string{externalIP}
@@ -100,11 +98,11 @@ var _ = Describe("usher's external interface:", func() {
 			u := c.usher("--portal=" + portal)
 			Eventually(answers(c.outside, at(externalIP, 80))).WithTimeout(soon).Should(Equal(pod.addr))
 			Expect(ask(c.pod, vip(svc))).To(Equal(pod.addr))
-			Expect(kernelState(c.Node)).NotTo(Equal(before))
+			Expect(lab.State(c.Node)).NotTo(Equal(before))
 			u.stop()
 			session := startIn(c.Node, exec.Command(usherRace, "cleanup"))
 			Eventually(session).WithTimeout(time.Minute).Should(gexec.Exit(0))
-			Expect(kernelState(c.Node)).To(Equal(before), portal)
+			Expect(lab.State(c.Node)).To(Equal(before), portal)
 		}
 	})
 })
@@ -167,24 +165,3 @@ clusterCIRD: 10.0.0.0/8
 		}
 	})
 })
-
-// kernelState returns everything that usher might change in ns: rules, routes, addresses.
-func kernelState(ns *lab.Namespace) string {
-	GinkgoHelper()
-	return lab.Settled(func() string {
-		var b strings.Builder
-		for _, command := range [][]string{
-			{"iptables-save"}, {"ip6tables-save"},
-			{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
-			{"ip", "addr"}, {"ip", "rule"},
-		} {
-			b.WriteString(withoutCounters(ns.Output(command[0], command[1:]...)))
-		}
-		return b.String()
-	})
-}
-
-// counters matches parts that change by themselves: packet and byte counts of chains, and the time of day.
-var counters = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
-
-func withoutCounters(saved string) string { return counters.ReplaceAllString(saved, "") }

@@ -75,15 +75,6 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			Expect(ask(c.node, vips[i])).To(Equal(want.addr), "from the node")
 		}
 	}
-	// installed returns everything that a portal changes on a node.
-	installed := func() string {
-		GinkgoHelper()
-		return lab.Settled(func() string {
-			return withoutCounters(c.Node.Output("iptables-save")+c.Node.Output("ip6tables-save")+c.Node.Output("nft", "list", "ruleset")) +
-				c.Node.Output("ip", "rule") + c.Node.Output("ip", "-6", "rule") + c.Node.Output("ip", "route", "show", "table", "all") +
-				regexp.MustCompile(`(?m) (expires \d+sec|proto ra).*$`).ReplaceAllString(c.Node.Output("ip", "-6", "route", "show", "table", "all"), "")
-		})
-	}
 
 	const dockerfile = ", from the Dockerfile"
 	for _, portal := range []struct {
@@ -102,7 +93,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 				name := k.importDockerfile()
 				of = func(container *corev1.Container) { container.Image = name }
 			}
-			before := installed()
+			before := lab.State(c.Node)
 			p := k.run("usher", of, with(portal.flags...)).ready()
 			served()
 			Expect(get(c.pod, adminURL+"/metrics")).Error().To(HaveOccurred(), "the admin server is only for the node")
@@ -149,7 +140,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			cleanup := k.run("cleanup", of, instead("cleanup"))
 			cleanup.exited()
 			cleanup.terminate()
-			Expect(installed()).To(Equal(before))
+			Expect(lab.State(c.Node)).To(Equal(before))
 		})
 	}
 
