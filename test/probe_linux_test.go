@@ -1,11 +1,9 @@
 package test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/http"
 	"net/netip"
 	"path/filepath"
@@ -74,17 +72,11 @@ var _ = Describe("endpoints of a Service with probe annotations", func() {
 				By("testing " + f.name)
 				good, bad := startWebServer(l.Pods, f.at(1)), startWebServer(l.Pods, f.at(2))
 				web := service{clusterIP: f.vip, port: 80}
-				client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
-					DisableKeepAlives: true,
-					DialContext: func(context.Context, string, string) (net.Conn, error) {
-						return pod.Dial("", web.vip(), 10*time.Second)
-					},
-				}}
 				// asked sends some requests and counts the answers by endpoint.
 				asked := func() (map[string]int, error) {
 					counts := map[string]int{}
 					for range 6 {
-						answer, err := client.Get("http://" + web.vip() + "/")
+						answer, err := pod.Client().Get("http://" + web.vip() + "/")
 						if err != nil {
 							return nil, err
 						}

@@ -2,14 +2,12 @@ package test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -128,10 +126,7 @@ func (s *soakTraffic) inquire(client net.Addr) string {
 
 // get returns usher's response at its admin address.
 func (s *soakTraffic) get(path string) (string, error) {
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
-		return s.node.Dial("", to, time.Second)
-	}}}
-	res, err := c.Get("http://127.0.0.1:10249" + path)
+	res, err := s.node.Client().Get("http://127.0.0.1:10249" + path)
 	if err != nil {
 		return "", err
 	}

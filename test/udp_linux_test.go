@@ -2,13 +2,11 @@ package test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -529,10 +527,7 @@ func sample(node *lab.Dialer, name string) func() float64 {
 // adminText returns usher's response at its admin address.
 func adminText(node *lab.Dialer, path string) string {
 	GinkgoHelper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
-		return node.Dial("", to, 10*time.Second) // a flooded node may lose a SYN
-	}}}
-	res, err := client.Get("http://127.0.0.1:10249" + path)
+	res, err := node.Client().Get("http://127.0.0.1:10249" + path)
 	Expect(err).NotTo(HaveOccurred())
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)

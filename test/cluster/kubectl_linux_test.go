@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -232,13 +231,9 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		serving := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "dashboard", "--address=127.0.0.1:0")
 		Eventually(serving.Out).WithTimeout(3 * soon).Should(gbytes.Say(`Open http://\S+/ in a browser: 2 nodes\.`))
 		page := strings.Fields(string(serving.Out.Contents()))[1]
-		browser := http.Client{Transport: &http.Transport{DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
-			return laptop.Dial("", address, soon)
-		}}}
-		defer browser.CloseIdleConnections()
 		read := func(g Gomega, path string, into any) {
 			GinkgoHelper()
-			res, err := browser.Get(page + path)
+			res, err := laptop.Client().Get(page + path)
 			g.Expect(err).NotTo(HaveOccurred())
 			defer res.Body.Close()
 			g.Expect(res.StatusCode).To(Equal(http.StatusOK), path)

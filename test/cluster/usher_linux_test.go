@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -123,13 +122,7 @@ type answer struct {
 
 // get sends a request to an HTTP server.
 func get(d *lab.Dialer, url string) (answer, error) {
-	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
-			return d.Dial("", address, 10*time.Second)
-		},
-	}}
-	response, err := client.Get(url)
+	response, err := d.Client().Get(url)
 	if err != nil {
 		return answer{}, err
 	}

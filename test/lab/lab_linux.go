@@ -1,9 +1,11 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -293,6 +295,16 @@ func dial[C net.Conn](d *Dialer, dialer *net.Dialer, network, to string) (c C, e
 		return c, r.err
 	}
 	return r.conn.(C), nil
+}
+
+// Client returns an HTTP client that opens a connection for each request.
+func (d *Dialer) Client() *http.Client {
+	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
+			return d.Dial("", address, 10*time.Second) // a flooded node may lose a SYN
+		},
+	}}
 }
 
 var errEnded = errors.New("the test has ended")

@@ -78,10 +78,7 @@ func newScene() *scene {
 	}
 	s := &scene{Lab: lab.New(), dir: GinkgoT().TempDir()}
 	s.manifests, s.broken, s.pod = filepath.Join(s.dir, "manifests"), filepath.Join(s.dir, "broken"), s.Pods.NewDialer(64)
-	node := s.Node.NewDialer(4)
-	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
-		return node.Dial("", address, 3*time.Second)
-	}}}
+	s.client = s.Node.NewDialer(4).Client()
 	for i := range s.backends {
 		s.listen(i)
 	}
