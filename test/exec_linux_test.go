@@ -248,7 +248,7 @@ print(s.recvfrom(100))'`), "\n")
 				helpers = append(helpers, pid)
 			}
 			for _, pid := range helpers {
-				Eventually(func() bool { return running(pid) }).WithTimeout(30*time.Second).Should(BeFalse(), "process %d", pid)
+				Eventually(lab.Runs).WithArguments(pid).WithTimeout(30*time.Second).Should(BeFalse(), "process %d", pid)
 			}
 			Expect(lab.State(l.Node)).To(Equal(before))
 			Expect(filesOfNobody()).To(Equal(files))
@@ -395,10 +395,4 @@ func descendants(pid int) (all []int) {
 		all = append(append(all, child), descendants(child)...)
 	}
 	return all
-}
-
-// running reports whether process pid exists and has not exited; a zombie has.
-func running(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
 }

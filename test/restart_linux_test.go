@@ -47,7 +47,6 @@ func restartSpecs(portal string) {
 		}
 		return list
 	}
-	mode, _, _ := strings.Cut(portal, " ")
 	run := func() *usher {
 		GinkgoHelper()
 		return startUsher(l.Node, dir, "--portal="+portal, "--portal-check-interval=1s")
@@ -111,19 +110,19 @@ func restartSpecs(portal string) {
 			return p
 		}
 		row := func(state string, s service) string {
-			return fmt.Sprintf(`(?m)^%s *%s +%s:80/TCP .* default/%s:main$`, state, mode, s.clusterIP, s.name)
+			return fmt.Sprintf(`(?m)^%s *%s +%s:80/TCP .* default/%s:main$`, state, portal, s.clusterIP, s.name)
 		}
 		for _, s := range list {
 			Expect(string(portals().Out.Contents())).To(MatchRegexp(row("ok", s)))
 		}
 		var answer api.Portals
 		Expect(json.Unmarshal([]byte(l.Node.Output("curl", "-s", "http://127.0.0.1:10249/api/v1/portals")), &answer)).To(Succeed())
-		Expect(answer.Mode).To(Equal(mode))
+		Expect(answer.Mode).To(Equal(portal))
 		Expect(answer.LastApplied).To(And(BeTemporally(">=", before), BeTemporally("<=", time.Now())))
 		Expect(answer.Rules).To(HaveLen(3))
-		if mode != "address" {
+		if portal != "address" {
 			parts := 5 + 3 + 1
-			if mode == "iptables" {
+			if portal == "iptables" {
 				parts++ // the rule that accepts redirected packets
 			}
 			Expect(answer.Parts).To(And(HaveLen(parts), HaveEach(HaveField("State", "ok"))))
@@ -133,13 +132,13 @@ func restartSpecs(portal string) {
 		By("listing rules while usher does not respond")
 		alone := portals("--admin-address=127.0.0.1:1")
 		Expect(alone.Err).To(gbytes.Say("Cannot determine which rules are wanted: cannot connect to usher at .*: connection refused"))
-		Expect(string(alone.Out.Contents())).To(MatchRegexp(fmt.Sprintf(`(?m)^- +%s +%s\b`, mode, list[2].clusterIP)))
+		Expect(string(alone.Out.Contents())).To(MatchRegexp(fmt.Sprintf(`(?m)^- +%s +%s\b`, portal, list[2].clusterIP)))
 
 		_, said, _ := askUsher(l.Node, "get", "services", "--admin-address=127.0.0.1:1")
 		Expect(said).To(HaveSuffix("An usher process is running here: it manages the portals\n"))
 
 		u.Kill().Wait(30 * time.Second)
-		Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + mode + `"`))
+		Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + portal + `"`))
 		_, said, code := askUsher(l.Node, "diagnose")
 		Expect(code).To(Equal(1))
 		Expect(said).To(MatchRegexp("A previous usher process left [1-9][0-9]* rules of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them"))

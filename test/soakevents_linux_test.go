@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -201,7 +200,7 @@ nft add rule inet cni pods oifname nowhere masquerade`
 
 func (s *soak) flushRules() string {
 	GinkgoHelper()
-	all := flushes[strings.Fields(s.portal)[0]]
+	all := flushes[s.portal]
 	f := all[s.rand.IntN(len(all))]
 	without := rulesGone
 	if f.of == bothFamilies {

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +20,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
 
+	bench "github.com/usherproxy/usher/test/bench/load"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -493,10 +493,14 @@ func tcpSpecs(portal string) {
 		}
 
 		By("using little CPU time at the connection limit")
-		Eventually(func() time.Duration {
-			before := cpuTime(u.Command.Process.Pid)
+		Eventually(func() (time.Duration, error) {
+			before, err := bench.CPUTime(u.Command.Process.Pid)
+			if err != nil {
+				return 0, err
+			}
 			time.Sleep(time.Second)
-			return cpuTime(u.Command.Process.Pid) - before
+			after, err := bench.CPUTime(u.Command.Process.Pid)
+			return after - before, err
 		}).WithTimeout(30 * time.Second).Should(BeNumerically("<", 200*time.Millisecond))
 
 		for _, c := range open {
@@ -587,20 +591,4 @@ func tcpSpecs(portal string) {
 		Expect(stays.Read(make([]byte, 1))).Error().To(reset)
 		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("reset the connections that were still open"))
 	})
-}
-
-// cpuTime returns the CPU time that a process has used.
-func cpuTime(pid int) time.Duration {
-	GinkgoHelper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	Expect(err).NotTo(HaveOccurred())
-	// See proc(5): after the name in parentheses, utime and stime are the 12th and 13th field.
-	_, rest, _ := strings.Cut(string(text), ") ")
-	fields := strings.Fields(rest)
-	user, err := strconv.Atoi(fields[11])
-	Expect(err).NotTo(HaveOccurred())
-	system, err := strconv.Atoi(fields[12])
-	Expect(err).NotTo(HaveOccurred())
-	const ticksPerSecond = 100 // USER_HZ, on every architecture that Go supports
-	return time.Duration(user+system) * time.Second / ticksPerSecond
 }

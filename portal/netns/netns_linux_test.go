@@ -163,11 +163,6 @@ func asks(n *Namespace, at netip.AddrPort) (string, error) {
 	return string(text), err
 }
 
-func runs(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
-}
-
 var _ = Describe("a namespace", func() {
 	It("has a separate network and the configured resolver", func() {
 		before, err := os.ReadFile("/etc/resolv.conf")
@@ -222,9 +217,9 @@ var _ = Describe("a namespace", func() {
 		said, _ := run(n, "setsid sleep 1000 & echo $!")
 		pid, err := strconv.Atoi(strings.TrimSpace(said))
 		Expect(err).NotTo(HaveOccurred())
-		Expect(runs(pid)).To(BeTrue())
+		Expect(lab.Runs(pid)).To(BeTrue())
 		n.Close()
-		Expect(runs(pid)).To(BeFalse())
+		Expect(lab.Runs(pid)).To(BeFalse())
 		_, err = n.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 		Expect(err).To(MatchError(ContainSubstring("requesting a descriptor from the namespace")))
 		_, err = n.Run(Command{Path: "/bin/true", Args: []string{"true"}}, nil)

@@ -18,7 +18,6 @@ import (
 
 // process is a program on a stage.
 type process struct {
-	name string
 	cmd  *exec.Cmd
 	in   io.Closer
 	out  *bufio.Reader
@@ -31,7 +30,7 @@ type process struct {
 // start starts a program on the stage. It ends with the stage's thread at the latest. It is the first process of a
 // dedicated PID namespace, so that its children end with it.
 func (s *stage) start(name string, args ...string) (*process, error) {
-	p := &process{name: name, cmd: exec.Command(name, args...), done: make(chan struct{})}
+	p := &process{cmd: exec.Command(name, args...), done: make(chan struct{})}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWPID}
 	p.cmd.Stderr = &p.said
 	p.cmd.WaitDelay = time.Second

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -91,8 +92,8 @@ func prepare() error {
 		}
 	}
 	for _, module := range slices.Concat(thisKernel.On.load, thisKernel.Modules) {
-		if err := loadModule(module); err != nil {
-			return err
+		if out, err := exec.Command("modprobe", module).CombinedOutput(); err != nil {
+			return fmt.Errorf("modprobe %s: %w: %s", module, err, out)
 		}
 	}
 	loader := findProgram("", "modprobe") // what the kernel calls to load a module
