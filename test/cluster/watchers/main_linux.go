@@ -15,7 +15,6 @@ import (
 	"net/http"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -42,10 +41,18 @@ type Report struct {
 }
 
 var (
-	report Report // except Lists and Synced; atomic
-	synced atomic.Int64
-	mu     sync.Mutex // guards report.Lists
+	mu     sync.Mutex // guards report
+	report Report
 )
+
+// use calls f with the report.
+func use(f func(*Report)) {
+	mu.Lock()
+	defer mu.Unlock()
+	f(&report)
+}
+
+func countSynced() { use(func(r *Report) { r.Synced++ }) }
 
 func main() {
 	kubeconfig := flag.String("kubeconfig", "", "`file` that says where the API server is")
@@ -73,11 +80,7 @@ func main() {
 		}
 	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		mu.Lock()
-		now := Report{Synced: synced.Load(), Received: atomic.LoadInt64(&report.Received), Connections: atomic.LoadInt64(&report.Connections),
-			Lists: report.Lists, Refused: atomic.LoadInt64(&report.Refused)}
-		_ = json.NewEncoder(os.Stdout).Encode(now)
-		mu.Unlock()
+		use(func(r *Report) { _ = json.NewEncoder(os.Stdout).Encode(r) })
 	}
 }
 
@@ -92,21 +95,11 @@ func usher(ctx context.Context, api *rest.Config, node string) error {
 	if err != nil {
 		return err
 	}
+	first := sync.OnceFunc(countSynced)
 	go func() {
-		_ = source.Run(ctx, func([]config.Service) { first.print(node) })
+		_ = source.Run(ctx, func([]config.Service) { first() })
 	}()
 	return nil
-}
-
-// once is the set of nodes that have reported a complete initial sync.
-type once struct{ printed sync.Map }
-
-var first once
-
-func (o *once) print(node string) {
-	if _, again := o.printed.LoadOrStore(node, true); !again {
-		synced.Add(1)
-	}
 }
 
 // resync is kube-proxy's configSyncPeriod.
@@ -137,7 +130,7 @@ func kubeProxy(ctx context.Context, api *rest.Config, node string) error {
 	}
 	go func() {
 		if cache.WaitForCacheSync(ctx.Done(), known...) {
-			first.print(node)
+			countSynced()
 		}
 	}()
 	return nil
@@ -155,7 +148,7 @@ func connect(kubeconfig string) (*rest.Config, error) {
 		if err != nil {
 			return nil, err
 		}
-		atomic.AddInt64(&report.Connections, 1)
+		use(func(r *Report) { r.Connections++ })
 		return counted{conn}, nil
 	}
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return asked{next} })
@@ -167,7 +160,7 @@ type counted struct{ net.Conn }
 
 func (c counted) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	atomic.AddInt64(&report.Received, int64(n))
+	use(func(r *Report) { r.Received += int64(n) })
 	return n, err
 }
 
@@ -182,11 +175,9 @@ func (a asked) RoundTrip(r *http.Request) (*http.Response, error) {
 	q := r.URL.Query()
 	switch {
 	case answer.StatusCode >= http.StatusBadRequest:
-		atomic.AddInt64(&report.Refused, 1)
+		use(func(r *Report) { r.Refused++ })
 	case q.Get("watch") == "" || q.Get("sendInitialEvents") == "true":
-		mu.Lock()
-		report.Lists = append(report.Lists, time.Now())
-		mu.Unlock()
+		use(func(r *Report) { r.Lists = append(r.Lists, time.Now()) })
 	}
 	return answer, nil
 }
