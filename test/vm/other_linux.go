@@ -27,10 +27,7 @@ var notLoaded = []Check{
 
 // withoutNetfilter are the checks, in addition to SCTP's, for a node with an old or minimal kernel.
 var withoutNetfilter = []Check{
-	{"--portal=auto: selects the address portal, and logs that iptables is skipped", autoPortal},
-	{"--portal=auto: TCP is served", func() { tcpServed("--portal=auto") }},
-	{"--portal=auto: UDP is served in every size, also if an endpoint refuses", func() { udpServed("--portal=auto") }},
-	{"--portal=auto: UDP sessions end with their endpoint", func() { udpEndpointLeaves("--portal=auto") }},
+	{"--portal=auto: selects the address portal, logs that iptables is skipped, and serves TCP and UDP, also if an endpoint refuses", autoPortal},
 }
 
 // addressChecks are the checks of the portals address and none. They run once.
@@ -59,14 +56,6 @@ func answersTCP(n *node, s service) {
 		Expect(line).To(Equal(s.endpoints[0].String() + "\n"))
 		c.Close()
 	}
-}
-
-func tcpServed(flags ...string) {
-	n := newNode(ipv4)
-	s := web(n)
-	n.put(s)
-	n.start(flags...)
-	answersTCP(n, s)
 }
 
 // loaded reports whether the kernel's SCTP module is loaded.
@@ -135,10 +124,14 @@ func stillOff() {
 }
 
 func autoPortal() {
-	n := newNode(ipv4)
-	n.start("--portal=auto")
-	said := string(n.usher.Err.Contents())
+	c := newFamilyCheck(newNode(ipv4))
+	c.start("--portal=auto")
+	said := string(c.usher.Err.Contents())
 	Expect(said).To(MatchRegexp(`Portal skipped.*portal=iptables`))
 	Expect(said).NotTo(ContainSubstring("install the iptables package"), "it is installed")
 	Expect(said).To(MatchRegexp(`Portal selected.*portal=address`))
+	c.served()
+	for _, refusing := range []string{"8080", "5300"} {
+		Expect(string(c.usher.Out.Contents())).To(MatchRegexp(`attempt 1 → 10\.244\.0\.12:` + refusing + ` .*connection refused`))
+	}
 }

@@ -3,7 +3,6 @@
 package vm
 
 import (
-	"bytes"
 	"net"
 	"net/netip"
 	"time"
@@ -14,19 +13,11 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// who is the datagram that an echo server answers with its address.
-const who = "who are you?"
-
 // startEcho starts a UDP server that echoes datagrams.
 func startEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(addr, 5300)
-	lab.ServeUDP(ns.ListenUDP(at.String()), func(datagram []byte, _ netip.AddrPort) []byte {
-		if string(datagram) == who {
-			return []byte(at.String())
-		}
-		return datagram
-	})
+	lab.Echo(ns.ListenUDP(at.String()))
 	return at
 }
 
@@ -55,40 +46,4 @@ func exchange(c net.Conn, datagram []byte) ([]byte, error) {
 	buf := make([]byte, 1<<16)
 	n, err := c.Read(buf)
 	return buf[:n], err
-}
-
-// udpServed expects that a UDP Service whose first endpoint refuses is served to Pods, to the node and from outside.
-func udpServed(flags ...string) {
-	n := newNode(ipv4)
-	good := startEcho(n.Pods, lab.Pod(1))
-	s := dns(netip.AddrPortFrom(lab.Pod(2), 5300), good)
-	n.put(s)
-	n.start(flags...)
-	for _, from := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
-		for range 3 {
-			Expect(exchange(dialUDP(from, s), []byte(who))).To(BeEquivalentTo(good.String()), from.Name)
-		}
-		c := dialUDP(from, s)
-		for _, size := range []int{0, 1, 64, 1472, 1473, 65507} {
-			sent := bytes.Repeat([]byte{byte(size)}, size)
-			got, err := exchange(c, sent)
-			Expect(err).NotTo(HaveOccurred(), "%s, %d bytes", from.Name, size)
-			Expect(bytes.Equal(got, sent)).To(BeTrue(), "%s, %d bytes", from.Name, size)
-		}
-	}
-	n.said(`attempt 1 → 10\.244\.0\.12:5300 .*connection refused`)
-}
-
-func udpEndpointLeaves(flags ...string) {
-	n := newNode(ipv4)
-	first, second := startEcho(n.Pods, lab.Pod(1)), startEcho(n.Pods, lab.Pod(2))
-	s := dns(first)
-	n.put(s)
-	n.start(flags...)
-	c := dialUDP(n.Pods, s)
-	Expect(exchange(c, []byte(who))).To(BeEquivalentTo(first.String()))
-	s.endpoints = []netip.AddrPort{second}
-	n.put(s)
-	n.said("closed after .*: endpoint-removed")
-	Expect(exchange(c, []byte(who))).To(BeEquivalentTo(second.String()), "the same client")
 }
