@@ -307,8 +307,8 @@ func (d *Dialed) finish(err error) {
 
 // localPorts limits the time that connect(2) searches for a local port, since all other connections of the loop wait
 // meanwhile. If most ports are in use for connections to an endpoint, connect(2) tries one after the other, which takes
-// some milliseconds. (A closed connection keeps its port for a minute.) After slow searches in succession, connect(2) may
-// try only few ports for some time, different ones in each call.
+// some milliseconds. (A closed connection keeps its port for a minute.) After slow searches in succession, connect(2)
+// may try only few ports for some time, different ones in each call.
 type localPorts struct {
 	first, last uint16    // the kernel's range; see Options
 	slow        int       // number of slow calls of connect(2) since the last fast one

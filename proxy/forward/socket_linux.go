@@ -425,7 +425,9 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 		_ = unix.SetsockoptInt(fd, level, option, 1) // without it, the kernel does not report that a host does not respond
 		err = connect(fd, addr)
 	}
-	if err == nil {
+	// As in TCP, the socket may be connected to itself: see beginTCP. By default, the kernel picks no port below 1024
+	// (net.ipv4.ip_local_port_range).
+	if err == nil && addr.Port() >= 1024 {
 		if local, _ := LocalAddr(fd); local == addr {
 			err = unix.ECONNREFUSED // as if no socket were bound to addr
 		}
