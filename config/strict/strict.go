@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -212,7 +214,7 @@ func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 func Decode(value []byte, into any) (errs []error, decoded bool) {
 	errs, err := kjson.UnmarshalStrict(value, into)
 	if err != nil {
-		return inWords(err), false
+		return inWords(err, value), false
 	}
 	return errs, true
 }
@@ -220,16 +222,17 @@ func Decode(value []byte, into any) (errs []error, decoded bool) {
 // DecodePart is like Decode, but accepts fields that into does not have, and duplicate fields.
 func DecodePart(value []byte, into any) []error {
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, into); err != nil {
-		return inWords(err)
+		return inWords(err, value)
 	}
 	return nil
 }
 
-func inWords(err error) []error {
+// inWords rewrites an error from decoding value.
+func inWords(err error, value []byte) []error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		where := "it"
 		if wrong.Field != "" {
-			where = wrong.Field + ":"
+			where = wrong.Field + key(value, wrong) + ":"
 		}
 		remedy := ""
 		if kind := wrong.Type.Kind(); kind == reflect.String && (wrong.Value == "bool" || strings.HasPrefix(wrong.Value, "number")) {
@@ -238,6 +241,28 @@ func inWords(err error) []error {
 		return []error{fmt.Errorf("%s must be %s, not %s%s", where, TypeName(wrong.Type), jsonName(wrong.Value), remedy)}
 	}
 	return []error{err}
+}
+
+// key returns the first key of the map wrong.Field that has no string, in brackets, or "" if there is none: the error of
+// the decoder names only the map.
+func key(value []byte, wrong *json.UnmarshalTypeError) string {
+	if wrong.Type.Kind() != reflect.String || wrong.Value == "object" {
+		return ""
+	}
+	object := func() (fields map[string]json.RawMessage) {
+		_ = json.Unmarshal(value, &fields) // of another value, for example an array, there are none
+		return fields
+	}
+	for _, name := range strings.Split(wrong.Field, ".") {
+		value = object()[name]
+	}
+	fields := object()
+	for _, k := range slices.Sorted(maps.Keys(fields)) {
+		if first := fields[k][0]; first != '"' && first != 'n' { // null is like ""
+			return fmt.Sprintf("[%q]", k)
+		}
+	}
+	return ""
 }
 
 // jsonName describes the JSON value that a message of encoding/json names.
