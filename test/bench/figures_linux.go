@@ -40,7 +40,8 @@ var figures = []figure{
 	openLoop{kind: load.RR, share: 0.1, beside: 2}.figure("rr64-busy"),
 	{name: "stream1", measure: stream(1)},
 	{name: "stream16", measure: stream(16)},
-	{name: "mixed", measure: mixed},
+	{name: "mixed", measure: mixed(0)},
+	{name: "mixed-at", measure: mixed(constantBulk)},
 	{name: "udp1", of: speaksUDP, measure: udp(1)},
 	{name: "udp4", of: speaksUDP, measure: udp(4)},
 	{name: "idle", measure: idle},
@@ -119,16 +120,23 @@ func stream(clients int) func(*scene, options) (report.Values, error) {
 	}
 }
 
-// mixed measures 64 connections with short requests while 16 bulk connections run through the same proxy. Each kind has
-// its clients in a separate process.
-func mixed(s *scene, o options) (report.Values, error) {
+// constantBulk is a bulk rate that each proxy reaches during short requests, in bytes per second: 4 Gbit/s.
+const constantBulk = 4e9 / 8
+
+// mixed measures 64 connections with short requests while 16 bulk connections run through the same proxy, at rate bytes
+// per second together, or at most if that is 0. Each kind has its clients in a separate process.
+func mixed(rate float64) func(*scene, options) (report.Values, error) {
+	return func(s *scene, o options) (report.Values, error) { return measureMixed(s, o, rate) }
+}
+
+func measureMixed(s *scene, o options, rate float64) (report.Values, error) {
 	requests, err := s.startClients(load.Spec{Kind: load.RR, To: s.echo, Clients: 64, Size: message, Warm: warm, For: o.each})
 	if err != nil {
 		return nil, err
 	}
 	defer requests.stop()
 	// Bulk starts last and so ends last: it runs alongside the requests all the time.
-	bulk, err := s.startClients(load.Spec{Kind: load.Stream, To: s.sink, Clients: 16, Size: 256 << 10, Warm: warm, For: o.each})
+	bulk, err := s.startClients(load.Spec{Kind: load.Stream, To: s.sink, Clients: 16, Size: 256 << 10, Rate: rate, Warm: warm, For: o.each})
 	if err != nil {
 		return nil, err
 	}

@@ -116,8 +116,8 @@ func newLoops(spec Spec) ([]*loop, error) {
 		default:
 			return nil, fmt.Errorf("field Kind: %q is none that there is", spec.Kind)
 		}
-		if spec.Rate > 0 {
-			l.open = newOpenLoop(l.behaviour.(exchanger), spec, begin)
+		if e, exchanges := l.behaviour.(exchanger); exchanges && spec.Rate > 0 {
+			l.open = newOpenLoop(e, spec, begin)
 		}
 		if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 			return nil, err

@@ -77,8 +77,18 @@ func TestOpenLoopMeasuresStallThatClosedLoopMisses(t *testing.T) {
 	}
 }
 
-func TestStreamsRejectRate(t *testing.T) {
+func TestStreamsKeepTheirRate(t *testing.T) {
 	g := NewWithT(t)
-	spec := Spec{Kind: Stream, To: netip.MustParseAddrPort("127.0.0.1:1"), Clients: 1, Size: 64, Loops: 1, For: time.Second, Rate: 1}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { l.Close() })
+	lab.Serve(l, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	spec := Spec{Kind: Stream, To: l.Addr().(*net.TCPAddr).AddrPort(), Clients: 4, Size: 64 << 10, Loops: 1, Rate: 50e6, Warm: 500 * time.Millisecond, For: 2 * time.Second}
+	g.Expect(result(g, t, spec).Done).To(BeNumerically("~", 100e6, 20e6)) // without pacing a hundred times as much
+}
+
+func TestDatagramsRejectRate(t *testing.T) {
+	g := NewWithT(t)
+	spec := Spec{Kind: UDP, To: netip.MustParseAddrPort("127.0.0.1:1"), Clients: 1, Size: 64, Window: 1, Loops: 1, For: time.Second, Rate: 1}
 	g.Expect(Run(spec, strings.NewReader(""), io.Discard)).To(MatchError(ContainSubstring("field Rate")))
 }

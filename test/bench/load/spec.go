@@ -15,7 +15,7 @@ const (
 	CRR Kind = "crr"
 	// RR: send and read the same number of bytes on persistent connections.
 	RR Kind = "rr"
-	// Stream: send as fast as the connection accepts data.
+	// Stream: send as fast as the connection accepts data, or at a constant rate.
 	Stream Kind = "stream"
 	// UDP: send a datagram for each that comes back.
 	UDP Kind = "udp"
@@ -31,7 +31,7 @@ type Spec struct {
 	Size    int           // bytes of a message, a datagram or a write
 	Window  int           // UDP: datagrams that each client has in flight
 	Loops   int           // threads
-	Rate    float64       // CRR, RR: exchanges per second that are due, of all clients; 0 means as many as possible
+	Rate    float64       // CRR, RR: exchanges per second that are due, Stream: bytes per second; of all clients; 0 means as many as possible
 	Warm    time.Duration // before begin
 	For     time.Duration // from begin to end
 }
@@ -51,8 +51,8 @@ func (s Spec) check() error {
 		return fmt.Errorf("field Size: %d; a datagram has at least %d bytes", s.Size, stampSize)
 	case s.Kind == UDP && s.Window < 1:
 		return fmt.Errorf("field Window: %d; must be at least 1", s.Window)
-	case s.Rate < 0 || s.Rate > 0 && s.Kind != CRR && s.Kind != RR:
-		return fmt.Errorf("field Rate: %g; 0, or of kind %q or %q more", s.Rate, CRR, RR)
+	case s.Rate < 0 || s.Rate > 0 && s.Kind != CRR && s.Kind != RR && s.Kind != Stream:
+		return fmt.Errorf("field Rate: %g; 0, or of kind %q, %q or %q more", s.Rate, CRR, RR, Stream)
 	case s.Kind != Hold && s.For <= 0:
 		return fmt.Errorf("field For: %s is not a positive duration", s.For)
 	}

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -9,7 +10,14 @@ import (
 // stream is a client that sends continuously.
 type stream struct{}
 
-func (stream) start(l *loop, i int) { l.dial(i, unix.EPOLLOUT) }
+func (stream) start(l *loop, i int) {
+	l.dial(i, unix.EPOLLOUT)
+	if rate := l.spec.Rate / float64(l.spec.Clients); rate > 0 && l.err == nil {
+		if err := unix.SetsockoptUint64(l.clients[i].fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, uint64(rate)); err != nil {
+			l.err = fmt.Errorf("pacing a stream: %w", err)
+		}
+	}
+}
 
 func (stream) ready(l *loop, i int, _ uint32) {
 	n, errno := send(l.clients[i].fd, l.buffer[:l.spec.Size])

@@ -110,22 +110,33 @@ Other virtual machines share the hardware, so absolute figures vary; ratios of m
 every figure, the proxies alternate, and each round gives a ratio. The tables have the median of the rounds, and for the most important
 ratios the least and the greatest in brackets. Compare the ratios. If the brackets are far apart, ignore the second digit.
 
-Ratios vary between runs and CPUs. Compare the tables below with a run on an AMD EPYC with 2 cores, on 2026-12-01 (usher 7f4746a1, 7 rounds of 1 s),
-with HAProxy 2.6.12 (Debian 12) and 3.4.7 (Debian experimental). Other virtual machines kept that host busy: p99 differed up to tenfold between rounds.
-The table has the medians of the ratios. In brackets: the ratio of p99.
+Ratios vary between runs and CPUs. Compare the tables below with a run on an AMD EPYC with 2 cores, on 2026-12-01 (usher cc0db6bf, 7 rounds of 1 s),
+with HAProxy 2.6.12 (Debian 12) and 3.4.7 (Debian experimental). The table has the medians of the ratios. In brackets: the ratio of p99.
 
 | Ratio | no portal ÷ HAProxy 2.6 | address ÷ HAProxy 2.6 | no portal ÷ HAProxy 3.4 | address ÷ HAProxy 3.4 |
 |---|---:|---:|---:|---:|
-| new connections | 0.94 (1.21) | 0.90 (1.31) | 1.01 (1.03) | 0.97 (1.09) |
-| requests on one connection | 0.97 (1.11) | 1.05 (1.09) | 1.07 (1.04) | 1.13 (1.00) |
-| requests on 64 connections | 1.07 (1.02) | 1.02 (0.97) | 1.11 (0.86) | 1.10 (0.86) |
-| p99 of new connections at 30%% of HAProxy 2.6's rate | 2.84 | 2.81 | 1.77 | 2.20 |
-| p99 of requests at 30%% of HAProxy 2.6's rate | 1.54 | 1.38 | 1.23 | 0.92 |
-| bulk on one connection | 4.50 | 5.72 | 2.30 | 2.26 |
-| bulk on 16 connections | 2.33 | 2.66 | 1.55 | 1.66 |
+| new connections | 1.00 (1.02) | 1.10 (1.04) | 1.07 (1.11) | 1.07 (1.19) |
+| requests on one connection | 1.05 (1.08) | 1.00 (1.29) | 1.19 (0.93) | 1.19 (1.01) |
+| requests on 64 connections | 0.96 (0.90) | 1.04 (0.91) | 1.05 (0.91) | 1.11 (0.99) |
+| p99 of new connections at 30%%, 60%% and 80%% of HAProxy 2.6's rate | 1.25, 1.28, 1.30 | 0.98, 0.82, 0.64 | 1.06, 1.01, 0.76 | 0.75, 0.77, 0.62 |
+| p99 of requests at 30%%, 60%% and 80%% of HAProxy 2.6's rate | 0.64, 0.96, 0.76 | 0.51, 1.00, 1.11 | 0.93, 0.43, 0.33 | 0.93, 0.57, 0.67 |
+| p99 on a busy node: new connections, requests | 0.84, 0.96 | 0.99, 1.09 | 0.71, 0.94 | 0.87, 1.08 |
+| bulk on one connection | 2.85 | 3.06 | 3.07 | 3.05 |
+| bulk on 16 connections | 1.73 | 1.55 | 1.41 | 1.33 |
+| requests during bulk on 16 connections | 2.49 (0.94) | 2.89 (0.75) | 0.65 (3.40) | 0.85 (2.35) |
+| the bulk during these requests | 1.20 | 1.15 | 2.26 | 2.20 |
+| requests during bulk at 4 Gbit/s | 1.08 (1.07) | 0.99 (1.07) | 1.05 (1.20) | 1.04 (1.17) |
 
-In the same run, UDP with one datagram in flight had 1.39 (no portal) and 1.33 (address) times nginx's rate, with a p99 of 0.63 and 0.69 times nginx's;
-with four in flight, 1.75 and 1.77 times the rate, and 0.34 and 0.33 times the p99.
+Requests during bulk at full speed take longer with usher than with HAProxy 3.4, because usher moves more than twice the bulk meanwhile. The clients
+and the endpoint then use two thirds of the CPU time (with HAProxy 3.4 half), and their threads wait for a CPU (up to 10 ms, instead of 2 ms; perf
+sched). At the same bulk rate the difference is small.
+
+In the same run, UDP with one datagram in flight had 1.03 (no portal) and 1.06 (address) times nginx's rate, with a p99 of 0.89 and 0.91 times nginx's;
+with four in flight, 1.42 and 1.43 times the rate, and 0.57 and 0.53 times the p99.
+
+On another AMD EPYC of the same day, whose host was busier, usher (7f4746a1) with the portal *address* was slower: it had 0.90 (p99: 1.31) times the new connections
+of HAProxy 2.6 and 1.02 (0.97) times the requests on 64 connections; p99 at 30%% was 2.81 (new connections) and 1.38 (requests) times HAProxy's. On one
+connection, bulk was 5.72 times HAProxy's; on 16, 2.66 times.
 
 Alternating rounds on the same day compared builds of usher. A new connection took 14%% more CPU time than in a build of 2026-11-22 (390e36f). About half
 of that was system calls that are now removed; one more (SO_OOBINLINE) stays, because it preserves urgent data.

@@ -95,6 +95,9 @@ var sections = []section{
 	{"mixed", "mixed", "Short requests during bulk", "64 connections with requests of 64 bytes, while 16 connections with bulk run through the same proxy.", all,
 		[]column{{Rate, "requests per second", 1, []string{"haproxy"}}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, []string{"haproxy"}},
 			{P999, "p99.9, µs", 1, []string{"haproxy"}}, {Gbits, "bulk, Gbit/s", 1, []string{"haproxy"}}}},
+	{"mixed-at", "mixed-at", "Short requests during bulk at a constant rate", "The same, while the 16 connections send 4 Gbit/s together.", all,
+		[]column{{Rate, "requests per second", 1, []string{"haproxy"}}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, []string{"haproxy"}},
+			{P999, "p99.9, µs", 1, []string{"haproxy"}}, plain(Gbits, "bulk, Gbit/s")}},
 	{"udp1", "udp1", "UDP, one datagram in flight", "16 clients, each: send 64 bytes, wait for them to come back, again. HAProxy does not support UDP.", all, exchanges("1,000,000", "nginx", ceiling)},
 	{"udp4", "udp4", "UDP, four datagrams in flight", "The same with four datagrams of each client in flight at any time.", all, exchanges("1,000,000", "nginx", ceiling)},
 	{"idle", "idle", "Idle connections", "3,000 connections that have exchanged one byte. Per connection: memory and descriptors of the proxy, " +
