@@ -136,6 +136,63 @@ func TestSavedPairRecordsAPipeBeforeItsFirstByte(t *testing.T) {
 	g.Expect(number).To(Equal(7))
 }
 
+func TestBytesHeldInAHandoverCanSurviveACrash(t *testing.T) {
+	for _, pipes := range []int{1, 0} {
+		g := NewWithT(t)
+		p, _, endpoint := loopedPair(t)
+		s := SavedAt(make([]byte, SavedSize), 0)
+		sent, number := 0, 0
+		var whole bool
+		p.onLoop(t, func() {
+			p.loop.pipes.max = pipes
+			for { // the endpoint does not read, so that this process holds bytes for it
+				n, err := p.endpoint.fd.write(make([]byte, 1<<20), 0)
+				if err != nil {
+					break
+				}
+				sent += n
+			}
+			f := (*PairHere)(p).Freeze()
+			f.ToEndpoint.Rest = []byte("question")
+			p.loop.Continue((*Pair)(unsafe.Pointer(p)), f, &f.Limits)
+			p.loop.SavePipes(func(int, int) uint16 { return 7 }, func(uint16) {})
+			(*PairHere)(p).Save(s, func() {})
+			whole, number, _ = s.Restored(&PairState{})
+		})
+		g.Expect(whole).To(Equal(pipes > 0), "without a pipe, the bytes are in this process")
+		g.Expect(number).To(Equal(7 * pipes))
+		got := make([]byte, sent+len("question"))
+		g.Expect(endpoint.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+		g.Expect(io.ReadFull(endpoint, got)).To(Equal(len(got)))
+		g.Expect(string(got[sent:])).To(Equal("question"))
+	}
+}
+
+func TestBytesHeldInAHandoverAreSentWithoutSplice(t *testing.T) {
+	g := NewWithT(t)
+	p, client, endpoint := loopedPair(t)
+	p.onLoop(t, func() {
+		f := (*PairHere)(p).Freeze()
+		p.loop.Continue((*Pair)(unsafe.Pointer(p)), f, &f.Limits)
+		file, err := unix.MemfdCreate("not a pipe", unix.MFD_CLOEXEC) // so splice(2) returns EINVAL
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(unix.Write(file, []byte("question"))).To(Equal(8))
+		_, err = unix.Seek(file, 0, io.SeekStart)
+		g.Expect(err).NotTo(HaveOccurred())
+		other, err := unix.Dup(file)
+		g.Expect(err).NotTo(HaveOccurred())
+		p.toEndpoint.pipe = p.loop.pipes.adopt(&Pipe{Read: file, Write: other, Held: 8})
+		p.loop.pipes.max = 1
+		p.move(shortTurn)
+	})
+	g.Expect(client.Write([]byte(", another"))).To(Equal(9))
+	got := make([]byte, 17)
+	g.Expect(endpoint.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+	g.Expect(io.ReadFull(endpoint, got)).To(Equal(17))
+	g.Expect(string(got)).To(Equal("question, another"))
+	p.onLoop(t, func() { g.Expect(p.loop.pipes.max).To(BeZero()) })
+}
+
 func TestHandoverKeepsThatAPeerHasReset(t *testing.T) {
 	for _, name := range []string{"the endpoint resets", "the client resets"} {
 		t.Run(name, func(t *testing.T) {

@@ -71,9 +71,11 @@ func (p *pair) fill(w *way, from, to *edge) {
 	case err == unix.EAGAIN || err == nil && n == 0 && w.pipe.held == 0:
 		from.urgent = true
 		p.pause(w)
-	case (err == unix.EINVAL || err == unix.ENOSYS || err == unix.EPERM) && w.pipe.held == 0: // unsupported for sockets by this kernel, or blocked by a filter
-		p.pause(w)
+	case unsupported(err):
 		p.loop.pipes.max = 0
+		if w.pipe.held == 0 { // otherwise drain handles that
+			p.pause(w)
+		}
 	case err != nil:
 		p.readFailed(w, err)
 	default:
@@ -81,13 +83,28 @@ func (p *pair) fill(w *way, from, to *edge) {
 	}
 }
 
-// drain moves bytes from w's pipe to its destination, and returns their number.
+// unsupported reports whether err means that this kernel does not support splice(2) for sockets, or that a filter
+// blocks it.
+func unsupported(err error) bool {
+	return err == unix.EINVAL || err == unix.ENOSYS || err == unix.EPERM
+}
+
+// drain moves bytes from w's pipe to its destination, and returns their number. If splice(2) does not work, it moves the
+// bytes from the pipe into memory, and w has no pipe afterwards.
 func (p *pair) drain(w *way, to *edge) int {
 	if !to.writable || w.pipe.held == 0 {
 		return 0
 	}
 	to.undelay(w)
 	n, err := splice(w.pipe.read, int(to.fd), w.pipe.held)
+	if unsupported(err) {
+		if b, ok := w.pipe.take(); ok { // put there by continued
+			p.loop.pipes.max = 0
+			p.pause(w)
+			w.keep(b, 0)
+			return p.writeRest(w, to)
+		}
+	}
 	switch {
 	case err == unix.EAGAIN:
 		p.awaitWritable(to)
