@@ -144,9 +144,15 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		})
 	}
 
-	It("is replaced at 500 connections per second, as in a surge rollout, without a failure", func() {
+	It("is replaced at 500 connections per second, as in a surge rollout, without a failure, and open connections continue", func() {
 		old := k.run("old").ready()
 		served()
+		var open []*connection
+		for i := range 20 {
+			c, err := connect(c.pod, vips[i%2])
+			Expect(err).NotTo(HaveOccurred())
+			open = append(open, c)
+		}
 		l := startLoad(c.pod, vips[0], 250)
 		six := startLoad(c.pod, vips[1], 250)
 		l.more(500)
@@ -155,6 +161,9 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		old.terminate()
 		l.more(500)
 		Expect(append(l.stop(), six.stop()...)).To(BeEmpty())
+		for _, c := range open {
+			Expect(c.works()).To(Succeed(), c.LocalAddr().String())
+		}
 		AddReportEntry("connections", fmt.Sprint(l.count()+six.count()))
 		served() // not during the load, which may be too much for a busy machine
 		young.terminate()
