@@ -54,7 +54,7 @@ func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (u
 			return 0, err
 		}
 	}
-	fmt.Fprintf(out, "%s\n\n", ansi.Wordwrap(s.title, width, ""))
+	fmt.Fprintf(out, "%s\n\n", wrap(s.title, width))
 	p.started = time.Now()
 	expected := 0
 	for _, st := range s.steps {
@@ -250,8 +250,15 @@ func (p *player) print(text string) {
 	if text == "" {
 		return
 	}
-	lines := strings.ReplaceAll(ansi.Wordwrap(strings.Join(strings.Fields(text), " "), width-indent, ""), "\n", "\n"+strings.Repeat(" ", indent))
+	lines := strings.ReplaceAll(wrap(strings.Join(strings.Fields(text), " "), width-indent), "\n", "\n"+strings.Repeat(" ", indent))
 	fmt.Fprintf(p.out, "%*.1fs %s\n", indent-2, time.Since(p.started).Seconds(), lines)
+}
+
+// wrap breaks text into lines of at most width columns, between words. Wordwrap also breaks at hyphens, for example in
+// the name of a flag, but not at non-breaking ones.
+func wrap(text string, width int) string {
+	const unbreakable = "\u2011"
+	return strings.ReplaceAll(ansi.Wordwrap(strings.ReplaceAll(text, "-", unbreakable), width, ""), unbreakable, "-")
 }
 
 // sleep waits for d, and reports whether ctx is still active.

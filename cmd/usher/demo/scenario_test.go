@@ -28,6 +28,10 @@ steps:
 		Expect(s.steps[3].expect).To(Equal(expectation{service: "web", server: "web-2", what: "state", op: "=", state: "quarantined"}))
 	})
 
+	It("prints lines that end between words, not within a flag", func() {
+		Expect(wrap("see --take-over and --drain-timeout", 16)).To(Equal("see --take-over\nand\n--drain-timeout"))
+	})
+
 	DescribeTable("is rejected",
 		func(says, text string) {
 			if !strings.Contains(text, "steps") {
