@@ -47,6 +47,11 @@ func Reaches(r api.Reaches, now time.Time) string {
 	return fmt.Sprintf("Includes connections that ended in the last %s.", last(r.All))
 }
 
+// Saved says how many of the open connections would survive a crash of usher.
+func Saved(saved, open int64) string {
+	return fmt.Sprintf("The keeper has copies of the sockets of %d of all %d connections. Most of these would survive a crash of usher.", saved, open)
+}
+
 // ConnectionState returns the state of a connection, or how it ended.
 func ConnectionState(c api.Connection) string {
 	if c.End != "" {

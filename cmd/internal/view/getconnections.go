@@ -73,8 +73,14 @@ the end code; see docs/reference.md.`,
 		}
 		q.Endpoint = f.EndpointName(q.Endpoint, args)
 		err := list(cmd, args)
-		if (err == nil || fleet.IsSilent(err)) && reaches.back != nil && (f.output == "" || f.output == "wide") {
+		if err != nil && !fleet.IsSilent(err) || !f.forPeople() {
+			return err
+		}
+		if reaches.back != nil {
 			fmt.Fprintln(cmd.ErrOrStderr(), show.Reaches(*reaches.back, time.Now()))
+		}
+		if reaches.saved > 0 {
+			fmt.Fprintln(cmd.ErrOrStderr(), show.Saved(reaches.saved, reaches.open))
 		}
 		return err
 	}
@@ -105,10 +111,15 @@ func connectionIDs(args []string) (ids []uint64) {
 	return ids
 }
 
-// reach records since when the list has the ended connections of all nodes, by this machine's clock.
+// forPeople reports whether the output is a table.
+func (f *getFlags) forPeople() bool { return f.output == "" || f.output == "wide" }
+
+// reach records since when the list has the ended connections of all nodes, by this machine's clock. If the list has
+// none, it records how many connections are open on all nodes, and how many of them are saved.
 type reach struct {
-	mu   sync.Mutex
-	back *api.Reaches // nil if no instance reported it
+	mu          sync.Mutex
+	back        *api.Reaches // nil if no instance reported it
+	saved, open int64
 }
 
 // note records the times of a node: the latest times of all nodes count.
@@ -120,6 +131,15 @@ func (r *reach) note(back *api.Reaches) {
 		back = &api.Reaches{All: latest(r.back.All, back.All), Amiss: latest(r.back.Amiss, back.Amiss)}
 	}
 	r.back = back
+}
+
+// noteOpen adds the open connections of a node. If they are unknown, the table has no line about them.
+func (r *reach) noteOpen(s api.Status, err error) {
+	if err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.saved, r.open = r.saved+s.SavedConnections, r.open+s.Connections.Now
+	}
 }
 
 // connectionKind lists the connections that q and the command line select. It records in reaches how far back they
@@ -141,6 +161,8 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 					ahead = clockAhead(ctx, u)
 				}
 				reaches.note(&api.Reaches{All: r.All.Add(ahead), Amiss: r.Amiss.Add(ahead)})
+			} else if !f.watch && f.forPeople() {
+				reaches.noteOpen(u.Client.Status(ctx))
 			}
 			return list.Items, err
 		},
