@@ -2,6 +2,7 @@ package strict
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -243,8 +244,11 @@ func inWords(err error, value []byte) []error {
 	return []error{err}
 }
 
-// key returns the first key of the map wrong.Field that has no string, in brackets, or "" if there is none: the error of
-// the decoder names only the map.
+// kinds are the words of the decoder for JSON values, by their first byte. All others are numbers.
+var kinds = map[byte]string{'"': "string", '{': "object", '[': "array", 't': "bool", 'f': "bool", 'n': "null"}
+
+// key returns the first key of the map wrong.Field with a value like wrong.Value, in brackets, or "" if there is none:
+// the error of the decoder names only the map.
 func key(value []byte, wrong *json.UnmarshalTypeError) string {
 	if wrong.Type.Kind() != reflect.String || wrong.Value == "object" {
 		return ""
@@ -258,7 +262,7 @@ func key(value []byte, wrong *json.UnmarshalTypeError) string {
 	}
 	fields := object()
 	for _, k := range slices.Sorted(maps.Keys(fields)) {
-		if first := fields[k][0]; first != '"' && first != 'n' { // null is like ""
+		if strings.HasPrefix(wrong.Value, cmp.Or(kinds[fields[k][0]], "number")) {
 			return fmt.Sprintf("[%q]", k)
 		}
 	}

@@ -90,7 +90,7 @@ var _ = Describe("an object", func() {
 		Entry("a number that is too large", `{"port": 99999999999}`, "port: must be a whole number of 32 bits, not 99999999999"),
 		Entry("a wrong type in a nested object", `{"inner": [{"on": {}}]}`, "inner.on: must be true or false, not an object"),
 		Entry("a string without quotes", `{"name": 1}`, "name: must be a string, not a number; put it in quotes"),
-		Entry("a string without quotes in a map", `{"meta": {"annotations": {"a": "1", "b": null, "usher.io/c": 5}}}`,
+		Entry("a string without quotes in a map", `{"meta": {"annotations": {"a": "1", "b": null, "usher.io/c": 5, "d": true}}}`,
 			`meta.annotations["usher.io/c"]: must be a string, not a number; put it in quotes`),
 	)
 })

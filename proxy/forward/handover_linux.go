@@ -246,7 +246,7 @@ func (w *way) continued(s *WayState, held *pipe, pipes *pipes) {
 	if w.pipe = held; len(s.Rest) == 0 {
 		return
 	}
-	if s.Flags == 0 && len(pipes.all) <= pipes.max/2 {
+	if s.Flags == 0 && len(pipes.all) < pipes.max/2 {
 		if w.pipe = pipes.get(); w.pipe != nil {
 			n, _ := unix.Write(w.pipe.write, s.Rest)
 			if w.pipe.held = max(n, 0); n == len(s.Rest) {

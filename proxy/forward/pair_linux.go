@@ -498,11 +498,11 @@ func (p *pair) readFailed(w *way, err error) {
 
 // writeFailed is called when a write to the destination has failed. The peer may have sent bytes before it closed, such
 // as a response to an incomplete request. So the other direction continues until these are delivered. EPIPE means that
-// the peer sent FIN before the reset (tcp_reset in the kernel); any other error means that it sent no FIN. With a pipe,
-// EPIPE proves a FIN only if to.ended is set. Otherwise an earlier splice(2) may have cleared another error without
-// returning it.
+// the peer sent FIN before the reset (tcp_reset in the kernel); any other error means that it sent no FIN. If some of
+// the bytes in a pipe have been moved, EPIPE proves a FIN only if to.ended is set. Otherwise an earlier splice(2) may
+// have cleared another error without returning it.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
-	to.lost = to.lost || err != unix.EPIPE || w.pipe != nil && !to.ended
+	to.lost = to.lost || err != unix.EPIPE || w.pipe != nil && w.pipe.moved > 0 && !to.ended
 	end := outcome.EndpointReset
 	if w == &p.toClient {
 		end = outcome.ClientReset

@@ -192,6 +192,29 @@ func TestUrgentByteStaysUrgentIfBuffersAreFull(t *testing.T) {
 }
 
 // A splice(2) that moves some bytes can clear the error of a connection without returning it. Then a read returns the end.
+func TestEndpointThatClosesWithUnreadBytesHasEnded(t *testing.T) {
+	g := NewWithT(t)
+	p, client, endpoint := loopedPair(t)
+	p.onLoop(t, func() {
+		g.Expect(p.endpoint.fd.write([]byte("request"), 0)).To(Equal(7))
+		g.Expect(client.Write([]byte("more of the request"))).Error().NotTo(HaveOccurred())
+		g.Eventually(p.client.fd.unread).WithTimeout(30 * time.Second).Should(BeNumerically(">", 0))
+		p.loop.pipes.max = 1
+		p.toEndpoint.pipe = p.loop.pipes.get()
+		p.fill(&p.toEndpoint, &p.client, &p.endpoint)
+		g.Expect(p.toEndpoint.pipe.held).To(BeNumerically(">", 0))
+		g.Expect(endpoint.Write([]byte("response"))).To(Equal(8))
+		g.Expect(endpoint.CloseWrite()).To(Succeed())
+		g.Eventually(p.endpoint.fd.unread).WithTimeout(30 * time.Second).Should(Equal(8))
+		g.Expect(endpoint.Close()).To(Succeed()) // sends RST, since it has not read the request
+		g.Eventually(p.endpoint.fd.gone).WithTimeout(30 * time.Second).Should(BeTrue())
+		p.endpoint.note(HungUp | Failed)
+		p.move(shortTurn)
+	})
+	g.Expect(client.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+	g.Expect(io.ReadAll(client)).To(BeEquivalentTo("response"), "and then the end, not a reset")
+}
+
 func TestResetIsNoEndIfSpliceClearedItsError(t *testing.T) {
 	for name, clientReads := range map[string]bool{"the client reads": true, "the client does not read": false} {
 		t.Run(name, func(t *testing.T) {
@@ -204,6 +227,7 @@ func TestResetIsNoEndIfSpliceClearedItsError(t *testing.T) {
 				p.toEndpoint.pipe = p.loop.pipes.get()
 				p.fill(&p.toEndpoint, &p.client, &p.endpoint)
 				g.Expect(p.toEndpoint.pipe.held).To(BeNumerically(">", 0))
+				p.toEndpoint.pipe.moved = 1
 				g.Expect(endpoint.SetLinger(0)).To(Succeed())
 				g.Expect(endpoint.Close()).To(Succeed())
 				g.Eventually(p.endpoint.fd.pending).WithTimeout(30 * time.Second).Should(Equal(unix.ECONNRESET)) // clears it, as such a splice(2) does

@@ -98,6 +98,9 @@ func (p *pair) drain(w *way, to *edge) int {
 	to.undelay(w)
 	n, err := splice(w.pipe.read, int(to.fd), w.pipe.held)
 	if unsupported(err) {
+		if p.saved != nil {
+			p.noteMoving(w)
+		}
 		if b, ok := w.pipe.take(); ok { // put there by continued
 			p.loop.pipes.max = 0
 			p.pause(w)
@@ -181,7 +184,7 @@ func (ps *pipes) adopt(p *Pipe) *pipe {
 	if p == nil {
 		return nil
 	}
-	a := &pipe{read: p.Read, write: p.Write, size: p.Held, held: p.Held}
+	a := &pipe{read: p.Read, write: p.Write, size: p.Held, held: p.Held, moved: 1} // the crashed process may have moved some: see writeFailed
 	if size, err := unix.FcntlInt(uintptr(p.Read), unix.F_GETPIPE_SZ, 0); err == nil {
 		a.size = size
 	}

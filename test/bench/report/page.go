@@ -135,8 +135,8 @@ In the same run, UDP with one datagram in flight had 1.03 (no portal) and 1.06 (
 with four in flight, 1.42 and 1.43 times the rate, and 0.57 and 0.53 times the p99.
 
 On another AMD EPYC of the same day, whose host was busier, usher (7f4746a1) with the portal *address* was slower: it had 0.90 (p99: 1.31) times the new connections
-of HAProxy 2.6 and 1.02 (0.97) times the requests on 64 connections; p99 at 30%% was 2.81 (new connections) and 1.38 (requests) times HAProxy's. On one
-connection, bulk was 5.72 times HAProxy's; on 16, 2.66 times.
+of HAProxy 2.6 and 1.02 (0.97) times the requests on 64 connections; p99 at 30%% was 2.81 (new connections) and 1.38 (requests) times HAProxy's. But
+bulk on one connection was 5.72 times HAProxy's; on 16, 2.66 times.
 
 Alternating rounds on the same day compared builds of usher. A new connection took 14%% more CPU time than in a build of 2026-11-22 (390e36f). About half
 of that was system calls that are now removed; one more (SO_OOBINLINE) stays, because it preserves urgent data.
