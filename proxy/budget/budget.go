@@ -5,7 +5,7 @@
 // mostReserved). Of the rest, UDP sessions have at most a quarter, since any host can send datagrams with forged source
 // addresses. If UDP is served, an eighth (less if MaxUDPSessions is lower) is kept free of connections, so that a
 // node's DNS keeps working. When a limit is nearly reached, large users get nothing more, so that something is left for
-// small ones. A client that holds more than its share (MaxClientShare percent of the limit) gets none of the last
+// small ones. A client that holds its share (MaxClientShare percent of the limit) or more gets none of the last
 // eighth of the connections or sessions. A service port that has half of the limit gets none of the last sixteenth of
 // the connections (unless MaxConnectionsPerPort is set). A namespace that has more than half of the listeners gets none
 // of the last eighth.

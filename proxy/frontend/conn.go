@@ -20,7 +20,7 @@ import (
 type Conn struct {
 	*conn.Record
 	Front    *FrontEnd
-	VIP      *config.VIP       // the VIP at To; set by Admit, and nil again once a stream forwards bytes
+	VIP      *config.VIP       // the VIP that the client uses; To may be another address; set by Admit, and nil again once a stream forwards bytes
 	Endpoint *balance.Endpoint // connected, or tried last; nil if none was tried
 }
 

@@ -30,9 +30,8 @@ type Runner interface {
 	// ends before an answer calls End instead. If the attempt takes longer than limit (0: no limit), Dial calls Done
 	// with context.DeadlineExceeded. mayLoop is the result of Node.CheckLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
-	// Wait starts to wait for the end of the given search.Wait step; then Connecting.Next is called. If the client
-	// leaves before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is
-	// based on.
+	// Wait performs the given search.Wait step. When that is over, Connecting.Next is called. If the client leaves
+	// before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is based on.
 	Wait(v *View, step search.Step)
 	// Connected is called when the connection is established; for UDP, when the Endpoint's first datagram arrives. It
 	// is the last call.

@@ -83,8 +83,8 @@ type Node struct {
 	refusals        *rate.Limiter
 }
 
-// RefusalsPerSecond limits the entries in the trace and the access log for clients that are refused before an endpoint
-// is selected.
+// RefusalsPerSecond limits the entries in the trace and the access log for clients that are not admitted; for UDP, in
+// each event loop.
 const RefusalsPerSecond = 10
 
 // Init prepares n for front ends.
@@ -142,10 +142,10 @@ var errMayLoop = errors.New("refused: the endpoint is a VIP, or its port is a no
 // through another node. It returns none in three cases: packets for VIPs do not reach usher; the listeners are in
 // another network namespace (Settings.Socket); or this node's kernel does not connect to the endpoints.
 //
-// CheckLoop refuses an endpoint that is a VIP unless usher's packets have a mark. Marked packets are not redirected,
-// and may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints that are
-// VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is
-// a node port. See HopsLeft.
+// If usher's packets have no mark, CheckLoop refuses an endpoint that is a VIP. Marked packets are not redirected, and
+// may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints that are VIPs.)
+// mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is a node
+// port. See HopsLeft.
 func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -292,8 +292,8 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 // Policy returns the quarantine policy for a failed attempt from source o to endpoint. Its UntilProbe is set if usher's
 // rechecks (see package health) can end a quarantine. Only TCP endpoints that the kernel connects to are rechecked. UDP
 // has no handshake, a recheck costs an SCTP endpoint an association, and one through a port-forward loads the API
-// server. A recheck comes from this node's address. So it proves nothing about an endpoint on another node that sees
-// some clients' own addresses: a NetworkPolicy may admit clients but not nodes.
+// server. A recheck comes from this node's address, and a NetworkPolicy may admit clients but not nodes. So a recheck
+// proves nothing about an endpoint that is on another node and sees some clients' own addresses.
 func (f *FrontEnd) Policy(o portal.Origin, endpoint *config.Endpoint) balance.Policy {
 	p := f.Node.Quarantine
 	p.UntilProbe = p.UntilProbe && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClientsElsewhere(endpoint)
@@ -312,7 +312,7 @@ type View struct {
 	All  []*balance.Endpoint // usable or not
 	// The usable endpoints by kind of client; see config.ServicePort. Internal: for cluster IPs, by the internal
 	// traffic policy. External: for other VIPs, by the external one. Cluster: for clients of this node that connect to
-	// other VIPs, under policy Cluster.
+	// other VIPs; the policy Cluster always applies to them.
 	Cluster, Internal, External *balance.Set
 
 	Limits   *forward.Limits
@@ -390,7 +390,7 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 		}
 		ofFamily, all := portal.SourcesOf(sources).In(portal.FamilyOf(t.Addr))
 		if !all {
-			// Without networks of the other family: a rule in the kernel matches one family.
+			// Omit networks of the other family: a rule in the kernel matches one family.
 			r.Sources = portal.SourcesOf(ofFamily)
 		}
 	}

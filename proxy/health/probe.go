@@ -59,7 +59,8 @@ func checksOf(v *frontend.View) map[*balance.State]probe {
 func (pr *probe) isRecheck() bool { return pr.Interval == 0 }
 
 // ask carries out a probe. It closes its connection normally, as the kubelet does, because servers log a reset as an
-// error. Only a response that exceeds the limits or the timeout can end in a reset.
+// error. A reset is still possible if a response exceeds the limits or the timeout, or if the server of a TCP probe
+// sends data first.
 func (p *Prober) ask(pr probe) error {
 	ctx, cancel := context.WithTimeout(p.ctx, pr.Timeout)
 	defer cancel()

@@ -68,8 +68,8 @@ type Step struct {
 // Failed or Abandoned, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queuedAt.IsZero() {
-		// After a long wait, endpoints that failed may be back: try them again, as after a time slot. But in the last
-		// time slot, without a Schedule, or with only one of maxAttempts left, try only untried ones.
+		// After a long wait, endpoints that failed may be back: try them again, as after a time slot. Try only untried
+		// ones if this is the last time slot, if there is no Schedule, or if only one of maxAttempts is left.
 		if now.Sub(s.queuedAt) >= max(s.limitAfterQueue, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
 			s.tried = s.tried[:0]
 		}
