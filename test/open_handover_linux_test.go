@@ -176,12 +176,9 @@ func openHandoverSpecs(portal string) {
 			Eventually(saved).WithTimeout(time.Minute).Should(BeNumerically(">=", n-lost))
 			before, err := numbers()
 			Expect(err).NotTo(HaveOccurred())
-			var table []byte
-			l.Node.Do(func() error {
-				table, err = exec.Command(usherBinary, "get", "connections", "-A").CombinedOutput()
-				return err
-			})
-			Expect(string(table)).To(MatchRegexp(`\nThe keeper has copies of the sockets of \d+ of all \d+ connections\.`))
+			_, said, code := askUsher(l.Node, "get", "connections", "-A")
+			Expect(code).To(BeZero(), said)
+			Expect(said).To(MatchRegexp(`(?m)^The keeper has copies of the sockets of \d+ of all \d+ connections\.`))
 			time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 			moved := talks.Moved()
 			k.crash()

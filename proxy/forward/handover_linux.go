@@ -194,8 +194,9 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 		p.saved = &saved{Saved: f.Saved, released: f.Over}
 	}
 	p.half, p.probed, p.moved = f.Half, f.Probed, f.Watch.Moved
-	p.toEndpoint.continued(&f.ToEndpoint, l.pipes.adopt(f.ToEndpointPipe), &l.pipes)
-	p.toClient.continued(&f.ToClient, l.pipes.adopt(f.ToClientPipe), &l.pipes)
+	p.toEndpoint.pipe, p.toClient.pipe = l.pipes.adopt(f.ToEndpointPipe), l.pipes.adopt(f.ToClientPipe)
+	p.toEndpoint.continued(&f.ToEndpoint, &l.pipes)
+	p.toClient.continued(&f.ToClient, &l.pipes)
 	l.pairs.Add(1)
 	if !p.watch(&p.client, (*clientEdge)(p)) || !p.watch(&p.endpoint, (*endpointEdge)(p)) {
 		p.reset(outcome.Limit, unix.ENOMEM)
@@ -237,26 +238,20 @@ func (s EdgeState) edge(fd Socket) edge {
 	return edge{fd: fd, watch: Registration{unwatched}, writable: true, ended: s.Ended, lost: s.Lost, delays: s.Delays}
 }
 
-// continued sets w, which holds no bytes, to the state s, with the bytes in the pipe held, unless that is nil. It puts
-// s.Rest into a pipe if possible: unlike bytes in memory, those in a pipe can survive a crash. Clients that stop reading
-// could keep such pipes for long, so half of the loop's pipes remain for streams.
-func (w *way) continued(s *WayState, held *pipe, pipes *pipes) {
+// continued sets w to the state s, with s.Rest in a pipe if possible: unlike bytes in memory, those in a pipe can survive
+// a crash. If s.Rest is not empty, w holds no bytes before.
+func (w *way) continued(s *WayState, pipes *pipes) {
 	w.bytes.Store(s.Bytes)
 	w.preface, w.begun, w.ended = s.Preface, s.Begun, s.Ended
-	if w.pipe = held; len(s.Rest) == 0 {
+	if len(s.Rest) == 0 {
 		return
 	}
-	if s.Flags == 0 && len(pipes.all) < pipes.max/2 {
-		if w.pipe = pipes.get(); w.pipe != nil {
-			n, _ := unix.Write(w.pipe.write, s.Rest)
-			if w.pipe.held = max(n, 0); n == len(s.Rest) {
-				return
-			}
-			pipes.put(w.pipe)
-			w.pipe = nil
-		}
+	if s.Flags == 0 {
+		w.pipe = pipes.hold(s.Rest)
 	}
-	w.keep(s.Rest, s.Flags)
+	if w.pipe == nil {
+		w.keep(s.Rest, s.Flags)
+	}
 }
 
 // Close closes the sockets of this process. The connections stay open if another process has copies of the sockets.

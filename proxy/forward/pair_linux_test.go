@@ -191,18 +191,22 @@ func TestUrgentByteStaysUrgentIfBuffersAreFull(t *testing.T) {
 	})
 }
 
-// A splice(2) that moves some bytes can clear the error of a connection without returning it. Then a read returns the end.
+// holdInPipe makes the client send bytes, and p hold them in a pipe for the endpoint. It must be called on the loop.
+func (p *pair) holdInPipe(g *WithT, client net.Conn) {
+	g.Expect(client.Write([]byte("more of the request"))).Error().NotTo(HaveOccurred())
+	g.Eventually(p.client.fd.unread).WithTimeout(30 * time.Second).Should(BeNumerically(">", 0))
+	p.loop.pipes.max = 1
+	p.toEndpoint.pipe = p.loop.pipes.get()
+	p.fill(&p.toEndpoint, &p.client, &p.endpoint)
+	g.Expect(p.toEndpoint.pipe.held).To(BeNumerically(">", 0))
+}
+
 func TestEndpointThatClosesWithUnreadBytesHasEnded(t *testing.T) {
 	g := NewWithT(t)
 	p, client, endpoint := loopedPair(t)
 	p.onLoop(t, func() {
 		g.Expect(p.endpoint.fd.write([]byte("request"), 0)).To(Equal(7))
-		g.Expect(client.Write([]byte("more of the request"))).Error().NotTo(HaveOccurred())
-		g.Eventually(p.client.fd.unread).WithTimeout(30 * time.Second).Should(BeNumerically(">", 0))
-		p.loop.pipes.max = 1
-		p.toEndpoint.pipe = p.loop.pipes.get()
-		p.fill(&p.toEndpoint, &p.client, &p.endpoint)
-		g.Expect(p.toEndpoint.pipe.held).To(BeNumerically(">", 0))
+		p.holdInPipe(g, client)
 		g.Expect(endpoint.Write([]byte("response"))).To(Equal(8))
 		g.Expect(endpoint.CloseWrite()).To(Succeed())
 		g.Eventually(p.endpoint.fd.unread).WithTimeout(30 * time.Second).Should(Equal(8))
@@ -215,18 +219,14 @@ func TestEndpointThatClosesWithUnreadBytesHasEnded(t *testing.T) {
 	g.Expect(io.ReadAll(client)).To(BeEquivalentTo("response"), "and then the end, not a reset")
 }
 
+// A splice(2) that moves some bytes can clear the error of a connection without returning it. Then a read returns the end.
 func TestResetIsNoEndIfSpliceClearedItsError(t *testing.T) {
 	for name, clientReads := range map[string]bool{"the client reads": true, "the client does not read": false} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			p, client, endpoint := loopedPair(t)
 			p.onLoop(t, func() {
-				g.Expect(client.Write([]byte("more of the request"))).Error().NotTo(HaveOccurred())
-				g.Eventually(p.client.fd.unread).WithTimeout(30 * time.Second).Should(BeNumerically(">", 0))
-				p.loop.pipes.max = 1
-				p.toEndpoint.pipe = p.loop.pipes.get()
-				p.fill(&p.toEndpoint, &p.client, &p.endpoint)
-				g.Expect(p.toEndpoint.pipe.held).To(BeNumerically(">", 0))
+				p.holdInPipe(g, client)
 				p.toEndpoint.pipe.moved = 1
 				g.Expect(endpoint.SetLinger(0)).To(Succeed())
 				g.Expect(endpoint.Close()).To(Succeed())

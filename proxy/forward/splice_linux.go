@@ -101,7 +101,7 @@ func (p *pair) drain(w *way, to *edge) int {
 		if p.saved != nil {
 			p.noteMoving(w)
 		}
-		if b, ok := w.pipe.take(); ok { // put there by continued
+		if b, ok := w.pipe.take(); ok { // they were put there by hold
 			p.loop.pipes.max = 0
 			p.pause(w)
 			w.keep(b, 0)
@@ -176,6 +176,24 @@ func (ps *pipes) get() *pipe {
 	}
 	ps.add(p)
 	return p
+}
+
+// hold returns a pipe with the bytes b, or nil if there is none for them. Clients that stop reading could keep such pipes
+// for long, so half of the pipes remain for streams.
+func (ps *pipes) hold(b []byte) *pipe {
+	if len(ps.all) >= ps.max/2 {
+		return nil
+	}
+	p := ps.get()
+	if p == nil {
+		return nil
+	}
+	n, _ := unix.Write(p.write, b)
+	if p.held = max(n, 0); n == len(b) {
+		return p
+	}
+	ps.put(p)
+	return nil
 }
 
 // adopt takes over a pipe of a crashed process: it adds the pipe to ps and returns it. If the argument is nil, adopt

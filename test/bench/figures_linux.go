@@ -126,32 +126,30 @@ const constantBulk = 4e9 / 8
 // mixed measures 64 connections with short requests while 16 bulk connections run through the same proxy, at rate bytes
 // per second together, or at most if that is 0. Each kind has its clients in a separate process.
 func mixed(rate float64) func(*scene, options) (report.Values, error) {
-	return func(s *scene, o options) (report.Values, error) { return measureMixed(s, o, rate) }
-}
-
-func measureMixed(s *scene, o options, rate float64) (report.Values, error) {
-	requests, err := s.startClients(load.Spec{Kind: load.RR, To: s.echo, Clients: 64, Size: message, Warm: warm, For: o.each})
-	if err != nil {
-		return nil, err
+	return func(s *scene, o options) (report.Values, error) {
+		requests, err := s.startClients(load.Spec{Kind: load.RR, To: s.echo, Clients: 64, Size: message, Warm: warm, For: o.each})
+		if err != nil {
+			return nil, err
+		}
+		defer requests.stop()
+		// Bulk starts last and so ends last: it runs alongside the requests all the time.
+		bulk, err := s.startClients(load.Spec{Kind: load.Stream, To: s.sink, Clients: 16, Size: 256 << 10, Rate: rate, Warm: warm, For: o.each})
+		if err != nil {
+			return nil, err
+		}
+		defer bulk.stop()
+		short, err := s.watch(requests)
+		if err != nil {
+			return nil, err
+		}
+		long, err := s.watch(bulk)
+		if err != nil {
+			return nil, err
+		}
+		v := report.Values{report.Rate: float64(short.Done) / short.Seconds, report.Gbits: long.gbits()}
+		short.addLatencies(v)
+		return v, nil
 	}
-	defer requests.stop()
-	// Bulk starts last and so ends last: it runs alongside the requests all the time.
-	bulk, err := s.startClients(load.Spec{Kind: load.Stream, To: s.sink, Clients: 16, Size: 256 << 10, Rate: rate, Warm: warm, For: o.each})
-	if err != nil {
-		return nil, err
-	}
-	defer bulk.stop()
-	short, err := s.watch(requests)
-	if err != nil {
-		return nil, err
-	}
-	long, err := s.watch(bulk)
-	if err != nil {
-		return nil, err
-	}
-	v := report.Values{report.Rate: float64(short.Done) / short.Seconds, report.Gbits: long.gbits()}
-	short.addLatencies(v)
-	return v, nil
 }
 
 // udp measures datagrams of 16 clients, each with window datagrams in flight.

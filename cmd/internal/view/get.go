@@ -90,6 +90,9 @@ type getFlags struct {
 	asked bool // printOutdated was called
 }
 
+// table reports whether the output is a table.
+func (f *getFlags) table() bool { return f.output == "" || f.output == "wide" }
+
 func (f *getFlags) register(cmd *cobra.Command) {
 	f.registerWith(cmd, "wide", "json", "yaml")
 }
@@ -443,7 +446,7 @@ any usher process has installed here, as reported by the kernel.`,
 				parts = portals.Parts
 			}
 			rules := slices.DeleteFunc(portals.Rules, func(r api.PortalRule) bool { return !f.wanted(show.ServiceOfRule(r), names) })
-			if f.output == "" || f.output == "wide" {
+			if f.table() {
 				rules = show.WithInstalled(rules)
 			}
 			return rules, err
@@ -451,7 +454,7 @@ any usher process has installed here, as reported by the kernel.`,
 	})
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		err := list(cmd, names)
-		if out := cmd.OutOrStdout(); err == nil && f.all && len(names) == 0 && len(parts) > 0 && !f.asks.cluster() && (f.output == "" || f.output == "wide") {
+		if out := cmd.OutOrStdout(); err == nil && f.all && len(names) == 0 && len(parts) > 0 && !f.asks.cluster() && f.table() {
 			fmt.Fprintln(out)
 			return show.Table(out, show.PortalParts, parts, false, cli.TableWidth(out, false))
 		}

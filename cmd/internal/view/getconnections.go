@@ -73,7 +73,7 @@ the end code; see docs/reference.md.`,
 		}
 		q.Endpoint = f.EndpointName(q.Endpoint, args)
 		err := list(cmd, args)
-		if err != nil && !fleet.IsSilent(err) || !f.forPeople() {
+		if err != nil && !fleet.IsSilent(err) || !f.table() {
 			return err
 		}
 		if reaches.back != nil {
@@ -110,9 +110,6 @@ func connectionIDs(args []string) (ids []uint64) {
 	}
 	return ids
 }
-
-// forPeople reports whether the output is a table.
-func (f *getFlags) forPeople() bool { return f.output == "" || f.output == "wide" }
 
 // reach records since when the list has the ended connections of all nodes, by this machine's clock. If the list has
 // none, it records how many connections are open on all nodes, and how many of them are saved.
@@ -161,7 +158,7 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 					ahead = clockAhead(ctx, u)
 				}
 				reaches.note(&api.Reaches{All: r.All.Add(ahead), Amiss: r.Amiss.Add(ahead)})
-			} else if !f.watch && f.forPeople() {
+			} else if !f.watch && f.table() {
 				reaches.noteOpen(u.Client.Status(ctx))
 			}
 			return list.Items, err

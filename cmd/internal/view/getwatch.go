@@ -62,7 +62,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 			continue
 		}
 		now := map[string]shown{}
-		table := f.output == "" || f.output == "wide"
+		table := f.table()
 		if table && columns == nil && len(items) > 0 {
 			all := fleet.Columns(k.columnsFor(f, items), k.together(f))
 			for i := range all {

@@ -11,11 +11,12 @@ import (
 type stream struct{}
 
 func (stream) start(l *loop, i int) {
-	l.dial(i, unix.EPOLLOUT)
-	if rate := l.spec.Rate / float64(l.spec.Clients); rate > 0 && l.err == nil {
-		if err := unix.SetsockoptUint64(l.clients[i].fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, uint64(rate)); err != nil {
-			l.err = fmt.Errorf("pacing a stream: %w", err)
-		}
+	if !l.dial(i, unix.EPOLLOUT) || l.spec.Rate == 0 {
+		return
+	}
+	rate := uint64(l.spec.Rate / float64(l.spec.Clients))
+	if err := unix.SetsockoptUint64(l.clients[i].fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate); err != nil {
+		l.err = fmt.Errorf("pacing a stream: %w", err)
 	}
 }
 

@@ -73,6 +73,10 @@ func exchanges(cpu string, bases ...string) []column {
 
 var bulk = []column{{Gbits, "Gbit/s", 1, []string{"haproxy", "dnat", ceiling}}, plain(CPU, "CPU, s per 100 GB")}
 
+// duringBulk are the columns of a figure that measures requests during bulk.
+var duringBulk = []column{{Rate, "requests per second", 1, []string{"haproxy"}}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, []string{"haproxy"}},
+	{P999, "p99.9, µs", 1, []string{"haproxy"}}, {Gbits, "bulk, Gbit/s", 1, []string{"haproxy"}}}
+
 // sections are the sections of the page, in order.
 var sections = []section{
 	{"crr", "crr", "New connections", "64 clients, each: connect, send 64 bytes, read 64 bytes, close, again.", untranslated, exchanges("100,000", "haproxy", ceiling)},
@@ -92,12 +96,8 @@ var sections = []section{
 	open("rr64-busy", "Requests on a busy node", "Requests at 10% of HAProxy's rate, with two processes that compute without end."),
 	{"stream1", "stream1", "Bulk, one connection", "Bytes at full speed, in one direction, to an endpoint that reads them.", all, bulk},
 	{"stream16", "stream16", "Bulk, 16 connections", "The same on 16 connections at once.", all, bulk},
-	{"mixed", "mixed", "Short requests during bulk", "64 connections with requests of 64 bytes, while 16 connections with bulk run through the same proxy.", all,
-		[]column{{Rate, "requests per second", 1, []string{"haproxy"}}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, []string{"haproxy"}},
-			{P999, "p99.9, µs", 1, []string{"haproxy"}}, {Gbits, "bulk, Gbit/s", 1, []string{"haproxy"}}}},
-	{"mixed-at", "mixed-at", "Short requests during bulk at a constant rate", "The same, while the 16 connections send 4 Gbit/s together.", all,
-		[]column{{Rate, "requests per second", 1, []string{"haproxy"}}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, []string{"haproxy"}},
-			{P999, "p99.9, µs", 1, []string{"haproxy"}}, plain(Gbits, "bulk, Gbit/s")}},
+	{"mixed", "mixed", "Short requests during bulk", "64 connections with requests of 64 bytes, while 16 connections with bulk run through the same proxy.", all, duringBulk},
+	{"mixed-at", "mixed-at", "Short requests during bulk at a constant rate", "The same, while the 16 connections send 4 Gbit/s together.", all, duringBulk},
 	{"udp1", "udp1", "UDP, one datagram in flight", "16 clients, each: send 64 bytes, wait for them to come back, again. HAProxy does not support UDP.", all, exchanges("1,000,000", "nginx", ceiling)},
 	{"udp4", "udp4", "UDP, four datagrams in flight", "The same with four datagrams of each client in flight at any time.", all, exchanges("1,000,000", "nginx", ceiling)},
 	{"idle", "idle", "Idle connections", "3,000 connections that have exchanged one byte. Per connection: memory and descriptors of the proxy, " +
