@@ -131,18 +131,6 @@ type Node struct {
 	Leaving bool
 }
 
-// Never switches off a DrainTimeout or SlowStart for a service port, even if the proxy has a default.
-const Never time.Duration = -1
-
-// Switch is a Service's choice of On or Off; 0 means the proxy's default.
-type Switch int8
-
-// The values.
-const (
-	On  Switch = 1
-	Off Switch = -1
-)
-
 // ServicePort is one port of a Service in one IP family.
 type ServicePort struct {
 	ID          PortID
@@ -156,24 +144,8 @@ type ServicePort struct {
 	// affinity.
 	AffinityTimeout time.Duration
 
-	// UDPIdleTimeout is how long a UDP session of this port stays open without a datagram in either direction; 0 means
-	// the proxy's default.
-	UDPIdleTimeout time.Duration
-
-	// IdleTimeout is how long a TCP connection or SCTP association of this port stays open without data, and MaxAge its
-	// maximum duration; 0 means the proxy's defaults.
-	IdleTimeout, MaxAge time.Duration
-
-	// DrainTimeout is how long this port's connections and associations stay open after their endpoint left the Service
-	// or began to terminate. 0 means the proxy's default, and Never means without limit.
-	DrainTimeout time.Duration
-
-	// SlowStart is the time until a new endpoint gets its full share of new connections. 0 means the proxy's default,
-	// and Never switches it off.
-	SlowStart time.Duration
-
-	// AccessLog determines whether this port's connections are in the access log; 0 means the proxy's default.
-	AccessLog Switch
+	// Policy is how connections are treated. Settings without an effect on the protocol are 0.
+	Policy
 
 	// NodeAddress is set if the endpoints must see the node's address, not their clients' addresses.
 	NodeAddress bool
@@ -181,18 +153,6 @@ type ServicePort struct {
 	// ProxyProtocol is the version of the PROXY protocol header in which usher sends endpoints the addresses of the
 	// client and of the VIP; 0 means no header. It is 0 for an SCTP port, and 0 or ProxyV2 for a UDP port.
 	ProxyProtocol ProxyProtocol
-
-	// Scheduler selects the endpoint for a new connection; 0 means the proxy's default.
-	Scheduler Scheduler
-
-	// Probe is how the endpoints are probed.
-	Probe Probe
-
-	// EndpointLimit is the maximum number of connections or associations of this port per endpoint; 0 means the proxy's
-	// default, Unlimited no limit. A UDP port has no limit. QueueTimeout is the maximum time that a client waits for an
-	// endpoint below the limit; 0 means the proxy's default.
-	EndpointLimit int
-	QueueTimeout  time.Duration
 
 	// Endpoints are all endpoints of this port, usable or not, sorted by address. UDP sessions to an endpoint end when
 	// it leaves this list.
@@ -210,12 +170,6 @@ type ServicePort struct {
 	// Topology is how Cluster was chosen from all endpoints; nil if their location does not matter.
 	Topology *Topology
 }
-
-// Unlimited, as an EndpointLimit, means no limit. MaxEndpointLimit is the greatest limit that can be set.
-const (
-	Unlimited        = -1
-	MaxEndpointLimit = 1_000_000
-)
 
 // Topology says how location determines which endpoints are used: by the Service's topology keys, or by the hints of
 // its EndpointSlices.

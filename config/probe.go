@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -11,7 +10,7 @@ import (
 	"time"
 )
 
-// Probe configures the periodic probes of a service port's endpoints. Zero values mean the proxy's default.
+// Probe configures the periodic probes of a service port's endpoints. Its zero value means no probes.
 type Probe struct {
 	Check Check
 	// Interval is the time between the end of a probe and the next one, Timeout the maximum duration of one.
@@ -21,23 +20,13 @@ type Probe struct {
 	Rise, Fall int
 }
 
-// Or returns p, with unset fields taken from other.
-func (p Probe) Or(other Probe) Probe {
-	if p.Check == (Check{}) {
-		p.Check = other.Check
-	}
-	p.Interval, p.Timeout = cmp.Or(p.Interval, other.Interval), cmp.Or(p.Timeout, other.Timeout)
-	p.Rise, p.Fall = cmp.Or(p.Rise, other.Rise), cmp.Or(p.Fall, other.Fall)
-	return p
-}
-
 // Wanted reports whether endpoints of a protocol are probed: a protocol other than TCP needs a separate port for
 // probes.
 func (p Probe) Wanted(protocol Protocol) bool {
-	return p.Check.Kind > NoCheck && (protocol == TCP || p.Check.Port != 0)
+	return p.Check.Kind != NoCheck && (protocol == TCP || p.Check.Port != 0)
 }
 
-// Check is the action of a probe. Its zero value is unset.
+// Check is the action of a probe. Its zero value means no probes.
 type Check struct {
 	Kind CheckKind
 	Port uint16 // 0 is the endpoint's own port
@@ -49,15 +38,15 @@ type CheckKind uint8
 
 // The kinds.
 const (
-	NoCheck    CheckKind = iota + 1 // no probes
-	CheckTCP                        // succeeds if a connection can be made
-	CheckHTTP                       // GET succeeds with a status from 200 to 399
-	CheckHTTPS                      // the same over TLS; the certificate is not verified
+	NoCheck    CheckKind = iota // no probes
+	CheckTCP                    // succeeds if a connection can be made
+	CheckHTTP                   // GET succeeds with a status from 200 to 399
+	CheckHTTPS                  // the same over TLS; the certificate is not verified
 )
 
-var checkKinds = [...]string{"", "none", "tcp", "http", "https"}
+var checkKinds = [...]string{"none", "tcp", "http", "https"}
 
-// String returns the kind's name; "" if unset.
+// String returns the kind's name.
 func (k CheckKind) String() string { return checkKinds[k] }
 
 // CheckForms describes the syntax of a Check.
@@ -86,27 +75,25 @@ func (c Check) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 // UnmarshalText parses text. Digits after the last colon are the port, as in http:/healthz:8081.
 func (c *Check) UnmarshalText(text []byte) error {
 	name, rest, more := strings.Cut(string(text), ":")
-	kind := CheckKind(max(0, slices.Index(checkKinds[:], name)))
-	found := Check{Kind: kind, Path: rest}
-	if i := strings.LastIndexByte(rest, ':'); i >= 0 || kind == CheckTCP && more {
+	kind := slices.Index(checkKinds[:], name)
+	found := Check{Kind: CheckKind(max(0, kind)), Path: rest}
+	if i := strings.LastIndexByte(rest, ':'); i >= 0 || found.Kind == CheckTCP && more {
 		port, err := strconv.ParseUint(rest[i+1:], 10, 16)
 		switch {
 		case err == nil && port > 0:
 			found.Path, found.Port = rest[:max(i, 0)], uint16(port)
 		case strings.Trim(rest[i+1:], "0123456789") == "":
-			more, kind = true, NoCheck // digits that are no port: the switch below rejects them
+			kind = -1 // digits that are no port
 		}
 	}
-	ok := len(text) <= maxCheck
-	switch kind {
+	ok := kind >= 0 && len(text) <= maxCheck
+	switch found.Kind {
 	case NoCheck:
 		ok = ok && !more
 	case CheckTCP:
 		ok = ok && found.Path == "" && more == (found.Port != 0)
 	case CheckHTTP, CheckHTTPS:
 		ok = ok && ValidCheckPath(found.Path)
-	default:
-		ok = false
 	}
 	if !ok {
 		return errCheck

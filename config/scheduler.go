@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Scheduler is a method of selecting the endpoint for a new connection. Its zero value is unset: the proxy's default.
+// Scheduler is a method of selecting the endpoint for a new connection. Its zero value is unset, which means RoundRobin.
 type Scheduler uint8
 
 // The schedulers. Most have the names and behavior of those of IPVS (see ipvsadm(8)); package proxy/balance implements

@@ -128,6 +128,7 @@ var _ = Describe("a Service whose listener cannot be opened", func() {
 			return config.Service{Name: types.NamespacedName{Namespace: "of-changes", Name: name}, Ports: []config.ServicePort{{
 				ID:        config.PortID{Namespace: "of-changes", Service: name, Port: "main", Family: config.IPv4},
 				Protocol:  config.TCP,
+				Policy:    config.DefaultPolicy(),
 				VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 8099}},
 				Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 			}}}
@@ -156,6 +157,7 @@ var _ = Describe("a pending change", func() {
 	web := config.Service{Name: name, Ports: []config.ServicePort{{
 		ID:       config.PortID{Namespace: name.Namespace, Service: name.Name, Port: "main", Family: config.IPv4},
 		Protocol: config.TCP,
+		Policy:   config.DefaultPolicy(),
 		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: vip.Addr(), Port: vip.Port()}},
 	}}}
 	BeforeEach(func() {

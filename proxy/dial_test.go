@@ -80,7 +80,7 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 	serve := func(protocol config.Protocol, endpoints ...netip.AddrPort) string {
 		GinkgoHelper()
 		port := config.ServicePort{
-			ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: protocol,
+			ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: protocol, Policy: config.DefaultPolicy(),
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 		}
 		for _, e := range endpoints {

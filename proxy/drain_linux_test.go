@@ -67,7 +67,7 @@ var _ = Describe("draining a Proxy", func() {
 			p := proxy.New(o)
 			to := endpoint()
 			port := config.ServicePort{
-				ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+				ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 				VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 				Endpoints: []config.Endpoint{{Addr: to, Ready: true}},
 			}

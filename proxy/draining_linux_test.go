@@ -55,7 +55,7 @@ func specifyLeaving(portable bool) {
 		}
 		echo, another = backend(), backend()
 		port = config.ServicePort{
-			ID: config.PortID{Namespace: "leaving", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: "leaving", Service: "web", Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 		}
 		apply(echo)

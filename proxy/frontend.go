@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -80,7 +79,9 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 // swapView makes new connections use port and its endpoints. planned reports whether reconcile need not plan the front
 // end: it owns all its VIPs, and the change does not affect its listeners and rules.
 func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
-	port = f.proxy.WithDefaults(port)
+	if f.proxy.Dial != nil {
+		port.Probe = config.Probe{} // no probes through a tunnel: see FrontEnd.Policy
+	}
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port, time.Now())
@@ -92,7 +93,7 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 		Cluster:  f.pool.Cluster,
 		Internal: f.pool.Internal,
 		External: f.pool.External,
-		Limits:   f.proxy.limits(port),
+		Limits:   &forward.Limits{HalfClosed: f.proxy.HalfClosed, Idle: port.IdleTimeout, Age: port.MaxAge},
 	}
 	old := f.Swap(v)
 	same := sameButEndpoints(old.Port, port)
@@ -270,29 +271,6 @@ func (f *frontEnd) remove() {
 	f.listeners = nil
 	f.Affinity.Close()
 	// Connections that are still looking for an endpoint find none.
-	gone := config.ServicePort{ID: f.ID(), Protocol: f.Protocol, VIPs: f.View().Port.VIPs, DrainTimeout: f.View().Port.DrainTimeout}
+	gone := config.ServicePort{ID: f.ID(), Protocol: f.Protocol, VIPs: f.View().Port.VIPs, Policy: f.View().Port.Policy}
 	f.swapView(gone)
-}
-
-// WithDefaults returns port with defaults for all unset values.
-func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
-	port.Scheduler = cmp.Or(port.Scheduler, o.Scheduler)
-	// No probes through a tunnel: see FrontEnd.Policy.
-	if port.Probe = port.Probe.Or(o.Probe); !port.Probe.Wanted(port.Protocol) || o.Dial != nil {
-		port.Probe = config.Probe{}
-	}
-	if port.Protocol != config.UDP {
-		port.DrainTimeout = cmp.Or(port.DrainTimeout, o.EndpointDrainTimeout)
-		port.EndpointLimit = max(0, cmp.Or(port.EndpointLimit, o.EndpointLimit))
-		port.QueueTimeout = cmp.Or(port.QueueTimeout, o.QueueTimeout)
-	}
-	port.SlowStart = cmp.Or(port.SlowStart, o.SlowStart)
-	if port.AccessLog = cmp.Or(port.AccessLog, o.AccessLog); o.AccessLog == 0 {
-		port.AccessLog = 0
-	}
-	return port
-}
-
-func (o *Options) limits(port config.ServicePort) *forward.Limits {
-	return &forward.Limits{HalfClosed: o.HalfClosed, Idle: cmp.Or(port.IdleTimeout, o.IdleTimeout), Age: cmp.Or(port.MaxAge, o.MaxAge)}
 }

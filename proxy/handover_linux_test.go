@@ -40,7 +40,7 @@ var _ = Describe("open connections of a replaced Proxy", func() {
 			endpoints = append(endpoints, config.Endpoint{Addr: lab.Backend(func(c net.Conn) { talks.Endpoint(c.(*net.TCPConn)) }), Ready: true, Pod: "default/web"})
 		}
 		port := config.ServicePort{
-			ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 			Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 		}
@@ -335,7 +335,7 @@ var _ = Describe("an inherited socket", func() {
 				c.Close()
 			})}}
 			return config.Service{Name: types.NamespacedName{Namespace: "default", Name: name}, Ports: []config.ServicePort{{
-				ID: config.PortID{Namespace: "default", Service: name, Family: config.IPv4}, Protocol: config.TCP,
+				ID: config.PortID{Namespace: "default", Service: name, Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 				VIPs:      []config.VIP{{Kind: kind, Addr: vip, Port: at.Port()}},
 				Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 			}}}

@@ -81,7 +81,7 @@ func headerSpecs(tunneled bool) {
 		GinkgoHelper()
 		p = proxy.New(o)
 		port := config.ServicePort{
-			ID: config.PortID{Namespace: "of-headers", Service: fmt.Sprint("web-", tunneled), Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: "of-headers", Service: fmt.Sprint("web-", tunneled), Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs: []config.VIP{{Kind: config.ExternalIP, Addr: netip.MustParseAddr("192.0.2.10"), Port: 80}},
 		}
 		for _, e := range endpoints {

@@ -59,7 +59,7 @@ var _ = Describe("an explanation of a node port", func() {
 		name := types.NamespacedName{Namespace: "of-proxy", Name: "explained"}
 		all := []config.Endpoint{{Addr: netip.MustParseAddrPort("192.0.2.7:80"), Ready: true}}
 		p.Apply([]config.Service{{Name: name, Ports: []config.ServicePort{{
-			ID: config.PortID{Namespace: name.Namespace, Service: name.Name, Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: name.Namespace, Service: name.Name, Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs:      []config.VIP{{Kind: config.NodePort, Addr: netip.IPv4Unspecified(), Port: 30080}},
 			Endpoints: all, Cluster: all, Internal: all, External: all,
 		}}}})

@@ -27,33 +27,8 @@ type Options struct {
 	// new Service to the same endpoint.
 	FirstTurn func() uint32
 
-	// Scheduler applies to Services that do not set one.
-	Scheduler config.Scheduler
-	// Probe holds the defaults for endpoint probes.
-	Probe config.Probe
-
-	// EndpointLimit is the maximum number of connections per endpoint; 0 = no limit. QueueTimeout is the maximum time
-	// that a client waits for a free slot. A Service may set both.
-	EndpointLimit int
-	QueueTimeout  time.Duration
-	// SlowStart is the time until a new endpoint has its full share of new connections; 0 = at once. A
-	// Service may set it.
-	SlowStart time.Duration
-
-	// AccessLog is the default for Services that do not set whether clients are logged; 0 = no access log at all.
-	AccessLog config.Switch
-
 	// HalfClosed is the idle time after which a half-closed connection is ended; 0 = never.
 	HalfClosed time.Duration
-	// IdleTimeout is the idle time after which a connection is ended. MaxAge is the age at which it is ended, minus a
-	// random part of up to a tenth. 0 = never. A Service may set both.
-	IdleTimeout, MaxAge time.Duration
-	// EndpointDrainTimeout is the time from the removal or termination of an endpoint until its connections are ended;
-	// 0 = never. A Service may set it.
-	EndpointDrainTimeout time.Duration
-	// UDPIdleTimeout is the time without a datagram after which a UDP session ends. Before an endpoint has answered, it
-	// is at most 1 minute. A Service may set it, for both cases.
-	UDPIdleTimeout time.Duration
 
 	// AffinityPerPort and AffinityTotal limit the number of clients that have session affinity.
 	AffinityPerPort, AffinityTotal int64
@@ -92,18 +67,12 @@ func Defaults() Options {
 			Schedule:   slices.Clone(search.DefaultSchedule),
 			Quarantine: balance.Policy{First: time.Second, Max: 2 * time.Minute, UntilProbe: true},
 		},
-		Options:   stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
-		Limits:    budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},
-		FirstTurn: rand.Uint32,
-		Scheduler: config.RoundRobin,
-		Probe: config.Probe{
-			Check: config.Check{Kind: config.NoCheck}, Interval: 10 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
-		},
-		QueueTimeout:    30 * time.Second,
+		Options:         stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
+		Limits:          budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},
+		FirstTurn:       rand.Uint32,
 		HalfClosed:      10 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,
-		UDPIdleTimeout:  2 * time.Minute,
 		CheckInterval:   10 * time.Second,
 	}
 }

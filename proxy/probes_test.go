@@ -50,7 +50,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 	service := func(name, vip string, endpoints ...netip.AddrPort) config.Service {
 		id := types.NamespacedName{Namespace: "of-probes", Name: name}
 		port := config.ServicePort{
-			ID: config.PortID{Namespace: id.Namespace, Service: name, Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: id.Namespace, Service: name, Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
 		}
 		for _, e := range endpoints {

@@ -90,7 +90,7 @@ func New(o Options) *Proxy {
 		Options:     o,
 		node:        node,
 		streams:     stream.New(node, pollers, o.Options),
-		datagrams:   datagram.New(node, pollers, o.UDPIdleTimeout),
+		datagrams:   datagram.New(node, pollers),
 		affinities:  &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal, Changed: remembered},
 		remembered:  remembered,
 		initialSync: make(chan struct{}),

@@ -68,6 +68,7 @@ var _ = Describe("a Proxy", func() {
 		port := config.ServicePort{
 			ID:       config.PortID{Namespace: "of-proxy", Service: name, Port: "main", Family: config.IPv4},
 			Protocol: config.TCP,
+			Policy:   config.DefaultPolicy(),
 			VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
 		}
 		for _, e := range endpoints {

@@ -48,14 +48,13 @@ func inLine(portable bool) {
 	serve := func(endpoints ...netip.AddrPort) {
 		GinkgoHelper()
 		o := defaults()
-		o.EndpointLimit = 1
 		if portable {
 			o.Dial = o.DirectDial
 		}
 		p = proxy.New(o)
 		DeferCleanup(func() { stop(p) })
 		port = config.ServicePort{
-			ID: config.PortID{Namespace: "in-line", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: "in-line", Service: "web", Family: config.IPv4}, Protocol: config.TCP, Policy: config.Policy{EndpointLimit: 1, QueueTimeout: 30 * time.Second},
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 		}
 		apply(endpoints...)
@@ -169,7 +168,7 @@ func inLine(portable bool) {
 		Expect(greeted(second)).NotTo(BeEmpty())
 		connect()
 		third := comes(1)
-		port.EndpointLimit = config.Unlimited
+		port.EndpointLimit = 0
 		apply(a, b)
 		Expect(greeted(third)).NotTo(BeEmpty())
 	})

@@ -24,7 +24,7 @@ var _ = Describe("a client of a Proxy", func() {
 			var p *proxy.Proxy
 			var to string
 			port := config.ServicePort{
-				ID: config.PortID{Namespace: "resets", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+				ID: config.PortID{Namespace: "resets", Service: "web", Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 				VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 			}
 			apply := func(endpoint netip.AddrPort) {

@@ -20,12 +20,11 @@ var _ = Describe("a Proxy with the least-connections scheduler", func() {
 	serve := func(protocol config.Protocol, schedule time.Duration, endpoints ...netip.AddrPort) string {
 		GinkgoHelper()
 		o := defaults()
-		o.Schedule, o.Quarantine.First, o.UDPIdleTimeout = []time.Duration{schedule}, 0, 200*time.Millisecond
-		o.Scheduler = config.LeastConnections
+		o.Schedule, o.Quarantine.First = []time.Duration{schedule}, 0
 		p = proxy.New(o)
 		DeferCleanup(func() { stop(p) })
 		port := config.ServicePort{
-			ID: config.PortID{Namespace: "of-schedulers", Service: "web", Family: config.IPv4}, Protocol: protocol,
+			ID: config.PortID{Namespace: "of-schedulers", Service: "web", Family: config.IPv4}, Protocol: protocol, Policy: config.Policy{Scheduler: config.LeastConnections, UDPIdleTimeout: 200 * time.Millisecond, UnansweredTimeout: time.Minute},
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 		}
 		for _, e := range endpoints {

@@ -35,9 +35,10 @@ var _ = Describe("a UDP session", func() {
 	var (
 		o             proxy.Options
 		proxyProtocol config.ProxyProtocol
+		policy        config.Policy
 	)
 	BeforeEach(func() {
-		proxyProtocol = 0
+		proxyProtocol, policy = 0, config.DefaultPolicy()
 		o = defaults()
 	})
 	// serve serves these endpoints, and returns the proxy and a function that creates a client.
@@ -51,7 +52,8 @@ var _ = Describe("a UDP session", func() {
 		}
 		port := config.ServicePort{
 			ID:       config.PortID{Namespace: "of-udp-errors", Service: "echo", Family: family},
-			Protocol: config.UDP, ProxyProtocol: proxyProtocol,
+			Protocol: config.UDP,
+			Policy:   policy, ProxyProtocol: proxyProtocol,
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: vip, Port: 53}},
 		}
 		for _, e := range endpoints {
@@ -226,6 +228,7 @@ var _ = Describe("a UDP session", func() {
 		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-udp-errors", Name: "vip"}, Ports: []config.ServicePort{{
 			ID:       config.PortID{Namespace: "of-udp-errors", Service: "vip", Family: config.IPv4},
 			Protocol: config.UDP,
+			Policy:   config.DefaultPolicy(),
 			VIPs:     []config.VIP{{Kind: config.ExternalIP, Addr: vip.Addr(), Port: vip.Port()}},
 		}}}})
 		client := newClient()
@@ -244,7 +247,7 @@ var _ = Describe("a UDP session", func() {
 	)
 
 	It("does not end a quarantine without an answer", func() {
-		o.UDPIdleTimeout = 2 * time.Second
+		policy.UDPIdleTimeout = 2 * time.Second
 		c, addr := listen("127.117.0.1:0") // no other process takes the port there
 		c.Close()
 		p, newClient := serve(addr)

@@ -62,6 +62,7 @@ func echoService(servers ...netip.AddrPort) config.Service {
 	return config.Service{Name: types.NamespacedName{Namespace: "default", Name: "echo"}, Ports: []config.ServicePort{{
 		ID:        config.PortID{Namespace: "default", Service: "echo", Family: config.IPv4},
 		Protocol:  config.UDP,
+		Policy:    config.DefaultPolicy(),
 		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 53}},
 		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 	}}}
@@ -243,7 +244,9 @@ func busySession(t *testing.T, idle time.Duration) (p *proxy.Proxy, client, serv
 	t.Cleanup(func() { server.Close() })
 	p = proxyOf(t, server)
 	service := echoService(server.LocalAddr().(*net.UDPAddr).AddrPort())
-	service.Ports[0].UDPIdleTimeout = idle
+	if idle > 0 {
+		service.Ports[0].UDPIdleTimeout, service.Ports[0].UnansweredTimeout = idle, idle
+	}
 	p.Apply([]config.Service{service})
 	client, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
 	g.Expect(err).NotTo(HaveOccurred())

@@ -77,7 +77,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 	service := func(protocol config.Protocol, endpoints ...netip.AddrPort) config.Service {
 		id := types.NamespacedName{Namespace: "of-probes", Name: "web"}
 		port := config.ServicePort{
-			ID: config.PortID{Namespace: id.Namespace, Service: id.Name, Family: config.IPv4}, Protocol: protocol, Probe: how,
+			ID: config.PortID{Namespace: id.Namespace, Service: id.Name, Family: config.IPv4}, Protocol: protocol, Policy: config.Policy{Probe: how},
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
 		}
 		for _, e := range endpoints {
@@ -166,13 +166,6 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 		how.Check = config.Check{Kind: config.CheckTCP, Port: dead.Port()}
 		serve(service(config.UDP, netip.AddrPortFrom(dead.Addr(), 9)))
 		Eventually(why(0)).WithTimeout(30 * time.Second).Should(MatchRegexp(`^\d+ probes failed: connection refused$`))
-	})
-
-	It("does not apply default TCP probes to a UDP port", func() {
-		options.Probe.Check = config.Check{Kind: config.CheckTCP}
-		how = config.Probe{}
-		serve(service(config.UDP, nobody()))
-		Expect(p.Status()[0].Port.Probe).To(BeZero())
 	})
 
 	It("follows changes of the Service's probes", func() {

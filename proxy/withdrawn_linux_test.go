@@ -39,7 +39,7 @@ var _ = Describe("a listener that is removed", func() {
 		defer backend.Close()
 		endpoint := config.Endpoint{Addr: backend.Addr().(*net.TCPAddr).AddrPort(), Ready: true}
 		web := config.Service{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Ports: []config.ServicePort{{
-			ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
 			Endpoints: []config.Endpoint{endpoint}, Cluster: []config.Endpoint{endpoint}, Internal: []config.Endpoint{endpoint}, External: []config.Endpoint{endpoint},
 		}}}

@@ -127,7 +127,7 @@ var _ = Describe("manifests", func() {
 		Expect(out).To(ContainSubstring("~ default/web"))
 		Expect(out).To(MatchRegexp(`(?m)^  -  %s +for all clients$`, regexp.QuoteMeta(first.addr.String())))
 		Expect(out).To(MatchRegexp(`(?m)^  \+  %s +for all clients, weight 3$`, regexp.QuoteMeta(second.addr.String())))
-		Expect(out).To(MatchRegexp(`(?m)^  ~  connection age +at most 2h0m0s\n +was: at most 1h0m0s$`))
+		Expect(out).To(MatchRegexp(`(?m)^  ~  max-connection-age +2h\n +was: 1h$`))
 		Expect(out).NotTo(ContainSubstring("scheduler"), "the default is the running instance's")
 		Expect(out).To(HaveSuffix("1 service port: 0 added, 0 removed, 1 changed, 0 unchanged.\n"))
 		Expect(ask(pod, web.vip())).To(Equal(first.addr), "unchanged")

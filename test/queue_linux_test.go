@@ -201,7 +201,7 @@ func queueSpec(portal string, six bool) {
 	web.write(dir)
 	Eventually(func(g Gomega) {
 		out, _, _ := askUsher(l.Node, "get", "services", "-o", "wide")
-		g.Expect(out).To(ContainSubstring("10, queue 1s"))
+		g.Expect(out).To(ContainSubstring("max-connections-per-endpoint=10, queue-timeout=1s"))
 	}).WithTimeout(soon).Should(Succeed())
 	_, err := ask(dialer, web.vip())
 	Expect(errors.Is(err, syscall.ECONNRESET)).To(BeTrue(), "%v", err)

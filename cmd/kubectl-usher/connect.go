@@ -7,6 +7,7 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/serve"
 	"github.com/usherproxy/usher/cmd/kubectl-usher/laptop"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
 
@@ -43,7 +44,7 @@ For a single command on Linux, 'kubectl usher exec' needs none of this.`,
 	cli.Group(flags, "Names of Services")
 	c.via.register(flags, viaPortForward)
 	flags.Lookup("via").Usage += ". portforward and auto change the default of --dial-timeouts to 2s,2s,4s"
-	cli.Group(flags, serve.EndpointGroup)
+	cli.Group(flags, config.GroupEndpoints)
 	c.RegisterNode(flags)
 	flags.Lookup("service-proxy-name").Usage = serve.ProxyNameUsage + "all Services"
 	flags.Lookup("node-name").Usage = "Name of this node's Node object. Empty = this machine is not a node or, with --via=direct, the hostname"

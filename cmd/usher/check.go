@@ -71,6 +71,8 @@ type manifestFlags struct {
 	loadBalancers []string
 	proxyName     string
 	node          config.Node
+	policy        config.Policy // the node's
+	noAccessLog   bool
 }
 
 func (f *manifestFlags) register(flags *pflag.FlagSet) {
@@ -85,7 +87,7 @@ func (f *manifestFlags) check(stdin io.Reader, paths []string) (*manifest.Result
 	if err := f.allocation.Parse(&o); err != nil {
 		return nil, err
 	}
-	o.ServiceProxyName = f.proxyName
+	o.ServiceProxyName, o.Policy, o.NoAccessLog = f.proxyName, f.policy, f.noAccessLog
 	var err error
 	if o.LoadBalancers, err = serve.ParseLoadBalancers(f.loadBalancers); err != nil {
 		return nil, err

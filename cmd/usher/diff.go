@@ -51,16 +51,6 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 			return err
 		}
 	}
-	result, err := manifests.check(cmd.InOrStdin(), paths)
-	if err != nil {
-		return err
-	}
-	if len(result.Unread) > 0 {
-		for _, e := range result.Errors {
-			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
-		}
-		return fmt.Errorf("cannot compare: failed to read %s", show.Few(result.Unread))
-	}
 	c, err := d.asks.Client()
 	if err != nil {
 		return err
@@ -72,12 +62,24 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 	var other *client.NotUsherError
 	switch {
 	case errors.As(err, &unreachable), errors.As(err, &other):
-		diff.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
+		diff.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: config.DefaultPolicy().Texts()}
 		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // no rules can be installed in the kernel
 			status.PortalMode = modes.None
 		}
 	case err != nil:
 		return err
+	}
+	_, log := status.Defaults[admin.AccessLog]
+	manifests.policy, manifests.noAccessLog = config.ParsePolicy(status.Defaults), !log
+	result, err := manifests.check(cmd.InOrStdin(), paths)
+	if err != nil {
+		return err
+	}
+	if len(result.Unread) > 0 {
+		for _, e := range result.Errors {
+			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
+		}
+		return fmt.Errorf("cannot compare: failed to read %s", show.Few(result.Unread))
 	}
 	if diff.Portal = d.portal; d.portal == "" {
 		diff.Portal = status.PortalMode
@@ -104,7 +106,7 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 
 // compare adds to diff the errors and warnings of result, and the changes from the current service ports, now, to those
 // of result.
-func compare(diff *show.Diff, now map[portKey]api.ServicePort, d api.Defaults, result *manifest.Result) {
+func compare(diff *show.Diff, now map[portKey]api.ServicePort, defaults map[string]string, result *manifest.Result) {
 	for _, e := range result.Errors {
 		diff.Errors = append(diff.Errors, e.Error())
 	}
@@ -115,7 +117,7 @@ func compare(diff *show.Diff, now map[portKey]api.ServicePort, d api.Defaults, r
 	owners := map[string]config.PortID{}
 	for _, s := range result.Services {
 		for _, port := range s.Ports {
-			planned := admin.Planned(port, d)
+			planned := admin.Planned(port, defaults)
 			all[portKey{s.Name.String(), planned.Name, planned.Family}] = &planned
 			for _, v := range port.VIPs {
 				at := fmt.Sprintf("%s/%s", v.AddrPort(), port.Protocol)

@@ -80,7 +80,7 @@ var _ = Describe("usher run", func() {
 			"--access-log-default is deprecated: use the annotation usher.io/access-log",
 			"--context is deprecated: use a --kubeconfig whose current context is this one",
 			"--max-sync-delay is deprecated: set minSyncPeriod in kube-proxy's configuration (usher run --config)"))
-		Expect([]any{r.Cluster.Context, r.MaxDelay, r.AccessLogDefault, r.HardFail}).To(Equal([]any{"staging", 2 * time.Second, false, true}), "those that still have an effect")
+		Expect([]any{r.Cluster.Context, r.MaxDelay, r.Policy.AccessLog, r.HardFail}).To(Equal([]any{"staging", 2 * time.Second, false, true}), "those that still have an effect")
 		Expect(serve.AllFlags(cmd)).To(And(HaveKey("max-sync-delay"), Not(HaveKey("probes"))))
 		Expect(r.Proxy.Quarantine.UntilProbe).To(BeTrue())
 		Expect(cmd.Flags().FlagUsages()).NotTo(MatchRegexp(`--(probes|context|max-sync-delay|bind-address-hard-fail|[a-z-]+-per-port|trace-connections|access-log-default)\b`))

@@ -143,7 +143,7 @@ var _ = Describe("a stored object", func() {
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}}
 	It("keeps the annotations that usher reads", func() {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", Annotations: map[string]string{
-			translate.AnnotationUDPIdleTimeout: "7s", translate.AnnotationIdleTimeout: "8s", translate.AnnotationMaxAge: "9s", translate.AnnotationClientAddress: "node", translate.AnnotationAWSProxyProtocol: "*", "long": "text"}},
+			"usher.io/udp-idle-timeout": "7s", "usher.io/connection-idle-timeout": "8s", "usher.io/max-connection-age": "9s", translate.AnnotationClientAddress: "node", translate.AnnotationAWSProxyProtocol: "*", "long": "text"}},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}}}
 		Expect(trim(svc)).To(BeIdenticalTo(svc))
@@ -220,7 +220,7 @@ var _ = Describe("the problems of a Service", func() {
 		Expect(err).NotTo(HaveOccurred())
 		wrong := func(namespace string, n int) {
 			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web", Annotations: map[string]string{
-				translate.AnnotationIdleTimeout: fmt.Sprint(n, strings.Repeat("é", 1_000))}},
+				"usher.io/connection-idle-timeout": fmt.Sprint(n, strings.Repeat("é", 1_000))}},
 				Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}}}
 			_, problems := translate.Service(svc, nil, config.Node{}, translate.Options{})
 			Expect(problems).To(HaveLen(1))

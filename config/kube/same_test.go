@@ -92,7 +92,7 @@ func (c *choices) service(i int) *corev1.Service {
 			spec.LoadBalancerSourceRanges = []string{"203.0.113.0/24"}
 		}
 	}
-	for _, a := range [][2]string{{translate.AnnotationScheduler, "maglev"}, {translate.AnnotationSlowStart, "10s"}, {translate.AnnotationMaxAge, "1h"}, {translate.AnnotationTopologyKeys, "kubernetes.io/hostname,*"}} {
+	for _, a := range [][2]string{{"usher.io/scheduler", "maglev"}, {"usher.io/slow-start", "10s"}, {"usher.io/max-connection-age", "1h"}, {translate.AnnotationTopologyKeys, "kubernetes.io/hostname,*"}} {
 		if c.of(4) == 1 && !(a[0] == translate.AnnotationTopologyKeys && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal) {
 			metav1.SetMetaDataAnnotation(&s.ObjectMeta, a[0], a[1])
 		}

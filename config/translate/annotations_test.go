@@ -15,6 +15,7 @@ import (
 )
 
 func TestUDPIdleTimeoutComesFromTheAnnotation(t *testing.T) {
+	const ofNode, unanswered = 2 * time.Minute, time.Minute
 	for _, c := range []struct {
 		annotation string
 		want       time.Duration
@@ -22,23 +23,25 @@ func TestUDPIdleTimeoutComesFromTheAnnotation(t *testing.T) {
 	}{
 		{"30s", 30 * time.Second, ""},
 		{"24h", 24 * time.Hour, ""},
-		{"999ms", 0, `Service default/dns: metadata.annotations[usher.io/udp-idle-timeout]: Invalid value: "999ms": must be a duration from 1s to 24h, such as 30s; the default is used`},
-		{"-5s", 0, "must be a duration"},
-		{"soon", 0, "must be a duration"},
+		{"999ms", ofNode, `Service default/dns: metadata.annotations[usher.io/udp-idle-timeout]: Invalid value: "999ms": must be a duration from 1s to 24h, such as 30s; the default is used`},
+		{"-5s", ofNode, "must be a duration"},
+		{"soon", ofNode, "must be a duration"},
 	} {
 		g := NewWithT(t)
 		svc := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: map[string]string{AnnotationUDPIdleTimeout: c.annotation}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: map[string]string{"usher.io/udp-idle-timeout": c.annotation}},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
 		}
-		served, problems := Service(svc, nil, config.Node{}, Options{})
+		served, problems := Service(svc, nil, config.Node{}, Options{Policy: config.DefaultPolicy()})
 		g.Expect(served.Ports[0].UDPIdleTimeout).To(BeZero(), "not for TCP")
 		g.Expect(served.Ports[1].UDPIdleTimeout).To(Equal(c.want), c.annotation)
 		if c.problem == "" {
 			g.Expect(problems).To(BeEmpty())
+			g.Expect(served.Ports[1].UnansweredTimeout).To(Equal(c.want))
 			continue
 		}
+		g.Expect(served.Ports[1].UnansweredTimeout).To(Equal(unanswered))
 		g.Expect(problems).To(HaveLen(1))
 		g.Expect(problems[0].Error()).To(ContainSubstring(c.problem))
 	}
@@ -86,7 +89,7 @@ func TestIdleTimeoutAndMaxAgeComeFromAnnotations(t *testing.T) {
 	g := NewWithT(t)
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: map[string]string{
-			AnnotationIdleTimeout: "10m", AnnotationMaxAge: "1h"}},
+			"usher.io/connection-idle-timeout": "10m", "usher.io/max-connection-age": "1h"}},
 		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{
 			{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
 	}
@@ -95,7 +98,7 @@ func TestIdleTimeoutAndMaxAgeComeFromAnnotations(t *testing.T) {
 	g.Expect([]time.Duration{served.Ports[0].IdleTimeout, served.Ports[0].MaxAge}).To(Equal([]time.Duration{10 * time.Minute, time.Hour}))
 	g.Expect([]time.Duration{served.Ports[1].IdleTimeout, served.Ports[1].MaxAge}).To(Equal([]time.Duration{0, 0}), "not for UDP")
 
-	svc.Annotations[AnnotationMaxAge] = "25h"
+	svc.Annotations["usher.io/max-connection-age"] = "25h"
 	served, problems = Service(svc, nil, config.Node{}, Options{})
 	g.Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`metadata.annotations[usher.io/max-connection-age]: Invalid value: "25h"`))))
 	g.Expect(served.Ports[0].MaxAge).To(BeZero())

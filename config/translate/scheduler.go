@@ -15,22 +15,10 @@ import (
 
 // Annotations of a Service about the selection of an endpoint for a new connection.
 const (
-	// AnnotationScheduler is the name of a scheduler, one of config.SchedulerNames.
-	AnnotationScheduler = AnnotationPrefix + "scheduler"
 	// AnnotationWeight has the weights of endpoints, separated by commas, each as ENDPOINT=WEIGHT. ENDPOINT is the name
 	// of a Pod, with or without its namespace, an address, an address and port, or * for all others.
 	AnnotationWeight = AnnotationPrefix + "weight"
 )
-
-// annotatedScheduler returns the scheduler of a Service; 0, for the default, if the annotation is missing or invalid.
-func annotatedScheduler(svc *corev1.Service, p *problems) (s config.Scheduler) {
-	if a, ok := annotation(svc, AnnotationScheduler); ok {
-		if err := s.UnmarshalText([]byte(a.text)); err != nil {
-			p.add(a.wrong("must be one of %s; the default is used", strings.Join(config.SchedulerNames(), ", ")))
-		}
-	}
-	return s
-}
 
 // weights is the parsed AnnotationWeight. Its keys are addresses with or without port, namespaces and names of Pods,
 // and * for all others.

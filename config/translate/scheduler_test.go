@@ -23,14 +23,14 @@ var _ = Describe("endpoint selection", func() {
 
 	It("uses the scheduler that the annotation names", func() {
 		for _, name := range config.SchedulerNames() {
-			port, problems := annotated(translate.AnnotationScheduler, name)
+			port, problems := annotated("usher.io/scheduler", name)
 			Expect(problems).To(BeEmpty())
 			Expect(port.Scheduler.String()).To(Equal(name))
 		}
 	})
 
 	It("uses the default if the scheduler is unknown, and reports the known ones", func() {
-		port, problems := annotated(translate.AnnotationScheduler, "best")
+		port, problems := annotated("usher.io/scheduler", "best")
 		Expect(port.Scheduler).To(BeZero())
 		Expect(problems).To(ConsistOf(MatchError(`Service default/web: metadata.annotations[usher.io/scheduler]: Invalid value: "best": must be one of rr, random, lc, p2c, sed, nq, sh, dh, maglev, wrr, wlc; the default is used`)))
 	})

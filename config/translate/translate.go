@@ -37,6 +37,8 @@ type Options struct {
 	// NodeAddress makes the endpoints of all Services see the node's address, even with that annotation.
 	NodeAddress bool
 
+	// Policy is the node's policy, for all that a Service does not set itself.
+	Policy config.Policy
 	// NoAccessLog says that this node has no access log.
 	NoAccessLog bool
 
@@ -113,17 +115,8 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 	clusterIPs := clusterIPs(svc, p)
 	external := externalVIPs(svc, clusterIPs, p)
 	timeout := affinityTimeout(svc, p)
-	udpIdle := annotatedDuration(svc, AnnotationUDPIdleTimeout, false, p)
-	idle := idleTimeout(svc, p)
-	maxAge := annotatedDuration(svc, AnnotationMaxAge, false, p)
-	drain := drainTimeout(svc, p)
-	slowStart := annotatedDuration(svc, AnnotationSlowStart, true, p)
-	accessLog := accessLog(svc, opts.NoAccessLog, p)
+	policy, valid := policyOf(svc, opts, p)
 	nodeAddress := annotatedNodeAddress(svc, opts, p)
-	scheduler := annotatedScheduler(svc, p)
-	probe := annotatedProbe(svc, p)
-	limit := annotatedEndpointLimit(svc, p)
-	queue := annotatedDuration(svc, AnnotationQueueTimeout, false, p)
 	version := proxyProtocol(svc, p)
 	balancers := balancersOf(svc, opts.LoadBalancers, p)
 
@@ -159,21 +152,13 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 				AppProtocol:     value(port.AppProtocol),
 				VIPs:            vips(svc, port, ip, external, path, p),
 				AffinityTimeout: timeout,
-				SlowStart:       slowStart,
-				AccessLog:       accessLog,
+				Policy:          policy.For(protocolOf(port.Protocol)),
 				NodeAddress:     nodeAddress,
-				Scheduler:       scheduler,
-				Probe:           probe.of(protocolOf(port.Protocol), path, p),
 				ProxyProtocol:   version.over(protocolOf(port.Protocol), path, p),
 				InternalLocal:   internalLocal(svc),
 				ExternalLocal:   externalLocal(svc),
 			}
-			if served.Protocol == config.UDP {
-				served.UDPIdleTimeout = udpIdle
-			} else {
-				served.IdleTimeout, served.MaxAge, served.DrainTimeout = idle, maxAge, drain
-				served.EndpointLimit, served.QueueTimeout = limit, queue
-			}
+			served.Probe = probeOf(&policy, served.Protocol, valid[annotationProbe], path, p)
 			if served.Protocol == config.TCP {
 				behind(served.VIPs, balancers)
 			}

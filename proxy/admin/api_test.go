@@ -126,6 +126,7 @@ func service(name, vip string, endpoints ...netip.AddrPort) config.Service {
 	port := config.ServicePort{
 		ID:       config.PortID{Namespace: "default", Service: name, Port: "main", Family: config.IPv4},
 		Protocol: config.TCP,
+		Policy:   config.DefaultPolicy(),
 		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
 	}
 	for i, e := range endpoints {
@@ -312,7 +313,8 @@ var _ = Describe("the API of a proxy", func() {
 			n.get("/services/default/web", &detail)
 			return detail.State
 		}).WithTimeout(10 * time.Second).Should(Equal(api.ServiceDegraded))
-		Expect(detail.Ports[0].Probe).To(Equal(&api.Probe{Check: "tcp", IntervalSeconds: 0.05, TimeoutSeconds: 10, Rise: 1, Fall: 2}))
+		Expect(detail.Ports[0].Settings).To(Equal(map[string]string{"probe": "tcp", "probe-interval": "50ms", "probe-timeout": "10s", "probe-rise": "1", "probe-fall": "2",
+			"scheduler": "rr", "queue-timeout": "30s", "udp-idle-timeout": "2m", "access-log": "true"}))
 		for _, e := range detail.Details[0].Endpoints {
 			if e.Address == good.String() {
 				Expect(e.State).To(Equal(api.EndpointReady))
@@ -354,23 +356,21 @@ var _ = Describe("the API of a proxy", func() {
 		}
 	})
 
-	DescribeTable("plans the access log and the source address of a Service as it serves them", func(own config.Switch, nodeAddress bool, change func(*proxy.Options)) {
-		n := newNode(change)
+	DescribeTable("plans the settings and the source address of a Service as it serves them", func(own, all bool) {
+		n := newNode(func(o *proxy.Options) { o.NodeAddress = all })
 		svc := service("web", "10.96.0.1")
-		svc.Ports[0].AccessLog, svc.Ports[0].NodeAddress = own, nodeAddress
+		svc.Ports[0].SlowStart, svc.Ports[0].NodeAddress = time.Minute, own
 		n.proxy.Apply([]config.Service{svc})
 		var detail api.ServiceDetail
 		n.get("/services/default/web", &detail)
 		var status api.Status
 		n.get("/status", &status)
 		planned, served := admin.Planned(svc.Ports[0], status.Defaults), detail.Details[0]
-		Expect(planned.AccessLog).To(Equal(served.AccessLog))
+		Expect(planned.Settings).To(HaveKeyWithValue("slow-start", "1m"))
+		Expect(planned.Settings).To(Equal(served.Settings))
 		Expect(planned.Source == "node-configured").To(Equal(served.Source == "node-configured"))
 	},
-		Entry("without an access log", config.On, false, func(*proxy.Options) {}),
-		Entry("with an annotation", config.On, true, func(o *proxy.Options) { o.AccessLog = config.Off }),
-		Entry("with defaults", config.Switch(0), false, func(o *proxy.Options) { o.AccessLog, o.NodeAddress = config.On, true }),
-		Entry("with an annotation that differs from the default", config.Off, false, func(o *proxy.Options) { o.AccessLog = config.On }),
+		Entry("without an annotation", false, false), Entry("with an annotation", true, false), Entry("with --client-address=node", false, true),
 	)
 
 	It("predicts the endpoint that the next connection gets", func() {

@@ -41,6 +41,8 @@ type APIOptions struct {
 	HealthChecks *HealthChecks
 	// Reports returns the problems that the source has found. Nil: none.
 	Reports func() []config.Report
+	// Policy is the node's: the defaults of Services.
+	Policy config.Policy
 	// Health is required.
 	Health *Health
 	// AccessLog is checked for problems. Nil: there is none.

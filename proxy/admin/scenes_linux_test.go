@@ -233,7 +233,7 @@ var _ = Describe("recorded scenes", func() {
 		names := service("names", "10.96.0.5", dead, echoUDP)
 		names.Ports[0].Protocol = config.UDP
 		silent := service("silent", "10.96.0.7", echo)
-		silent.Ports[0].AccessLog = config.Off
+		silent.Ports[0].AccessLog = false
 		s.proxy.Apply([]config.Service{
 			service("web", "10.96.0.1", echo), service("half", "10.96.0.2", dead, greeting), service("down", "10.96.0.3", dead),
 			private, names, silent,

@@ -284,12 +284,10 @@ func clientsWaited(e *balance.Endpoint, l recentLatency, now time.Time) int64 {
 }
 
 func portSummary(v *proxy.PortView) api.PortSummary {
-	s := api.PortSummary{Name: v.Port.ID.Port, Family: v.Port.ID.Family.String(), Protocol: string(v.Port.Protocol), Scheduler: v.Port.Scheduler.String(), VIP: v.Port.VIPs[0].AddrPort().String()}
+	s := api.PortSummary{Name: v.Port.ID.Port, Family: v.Port.ID.Family.String(), Protocol: string(v.Port.Protocol), Settings: v.Port.Texts(), VIP: v.Port.VIPs[0].AddrPort().String()}
 	if s.Sees = sees(v.SourceAddress); v.SourceAddress == 0 {
 		s.Sees = sees(portal.SourceClient)
 	}
-	s.SlowStartSeconds, s.DrainSeconds = max(0, v.Port.SlowStart).Seconds(), max(0, v.Port.DrainTimeout).Seconds()
-	s.AccessLog = v.Port.AccessLog == config.On
 	if len(v.Listeners) > 0 {
 		s.Listener = v.Listeners[0].String()
 	}
@@ -297,10 +295,6 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 		s.Problem = &api.Problem{Reason: string(v.Problem.Reason), Message: v.Problem.Err.Error()}
 	}
 	s.Dropped, s.ProxyProtocol = dropped(v), proxyProtocol(v.Port)
-	s.Probe = probe(v.Port.Probe)
-	if s.EndpointLimit = v.Port.EndpointLimit; s.EndpointLimit > 0 {
-		s.QueueSeconds = v.Port.QueueTimeout.Seconds()
-	}
 	if t := v.Port.Topology; t != nil {
 		s.Topology = &api.Topology{Keys: t.Keys, Key: t.Key, Value: t.Value, Text: topologyInWords(t)}
 	}
@@ -326,14 +320,6 @@ func dropped(v *proxy.PortView) (list []api.Dropped) {
 	return list
 }
 
-// probe returns how endpoints are probed, or nil.
-func probe(how config.Probe) *api.Probe {
-	if how.Check.Kind == 0 {
-		return nil
-	}
-	return &api.Probe{Check: how.Check.String(), IntervalSeconds: how.Interval.Seconds(), TimeoutSeconds: how.Timeout.Seconds(), Rise: how.Rise, Fall: how.Fall}
-}
-
 // proxyProtocol returns the port's use of the PROXY protocol, or nil.
 func proxyProtocol(port config.ServicePort) *api.ProxyProtocol {
 	p := api.ProxyProtocol{ToEndpoints: port.ProxyProtocol.String()}
@@ -355,7 +341,7 @@ func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort 
 	p := api.ServicePort{
 		PortSummary: portSummary(v), AppProtocol: v.Port.AppProtocol,
 		VIPs: []api.VIP{}, Listeners: []string{}, Rules: []api.PortalRule{}, Endpoints: make([]api.Endpoint, 0, len(v.Endpoints)),
-		Policies: policies(v.Port, o), Totals: totals(v.Totals), Ends: group{*v}.ends(), Latency: group{*v}.latency(now),
+		Policies: policies(v.Port), Totals: totals(v.Totals), Ends: group{*v}.ends(), Latency: group{*v}.latency(now),
 	}
 	for _, vip := range v.Port.VIPs {
 		out := api.VIP{Kind: string(vip.Kind), Address: vip.AddrPort().String()}
@@ -378,16 +364,9 @@ func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort 
 	return p
 }
 
-func policies(port config.ServicePort, o *proxy.Options) api.Policies {
+func policies(port config.ServicePort) api.Policies {
 	words := map[bool]string{false: "Cluster", true: "Local"}
-	p := api.Policies{Internal: words[port.InternalLocal], External: words[port.ExternalLocal], AffinitySeconds: port.AffinityTimeout.Seconds()}
-	if port.Protocol == config.UDP {
-		p.UDPIdleSeconds = cmp.Or(port.UDPIdleTimeout, o.UDPIdleTimeout).Seconds()
-		return p
-	}
-	p.ConnectionIdleSeconds = cmp.Or(port.IdleTimeout, o.IdleTimeout).Seconds()
-	p.MaxAgeSeconds = cmp.Or(port.MaxAge, o.MaxAge).Seconds()
-	return p
+	return api.Policies{Internal: words[port.InternalLocal], External: words[port.ExternalLocal], AffinitySeconds: port.AffinityTimeout.Seconds()}
 }
 
 func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
@@ -434,21 +413,14 @@ func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
 	return &api.Quarantine{Until: h.Until, SecondsLeft: max(0, h.Until.Sub(now)).Seconds(), Probed: h.UntilProbe, Failures: h.Failures, Cause: h.Err.Error()}
 }
 
-// Planned returns the details that port would have in a proxy with the defaults d, without listeners, rules and
+// Planned returns the details that port would have in a proxy with these defaults, without listeners, rules and
 // connections.
-func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
-	o := proxy.Options{IdleTimeout: duration(d.ConnectionIdleSeconds), MaxAge: duration(d.MaxAgeSeconds), UDPIdleTimeout: duration(d.UDPIdleSeconds),
-		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds), AccessLog: map[string]config.Switch{"on": config.On, "off": config.Off}[d.AccessLog],
-		SlowStart: duration(d.SlowStartSeconds), EndpointDrainTimeout: duration(d.DrainSeconds),
-		Probe: config.Probe{Interval: duration(d.Probe.IntervalSeconds), Timeout: duration(d.Probe.TimeoutSeconds), Rise: d.Probe.Rise, Fall: d.Probe.Fall}}
-	// Older versions of usher have neither.
-	_ = o.Probe.Check.UnmarshalText([]byte(d.Probe.Check))
-	_ = o.Scheduler.UnmarshalText([]byte(d.Scheduler))
-	v := proxy.PortView{Port: o.WithDefaults(port)}
-	if d.NodeAddress || port.NodeAddress {
+func Planned(port config.ServicePort, defaults map[string]string) api.ServicePort {
+	v := proxy.PortView{Port: port}
+	if defaults[clientAddress] == "node" || port.NodeAddress {
 		v.SourceAddress = portal.SourceConfigured
 	}
-	p := detail(&v, &o, time.Time{})
+	p := detail(&v, &proxy.Options{}, time.Time{})
 	uses := map[config.Endpoint][]string{}
 	for _, use := range []struct {
 		name      string

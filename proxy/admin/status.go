@@ -2,10 +2,9 @@ package admin
 
 import (
 	"net/http"
+	"strconv"
 	"time"
 
-	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -26,7 +25,7 @@ func (a *API) status(*http.Request) (any, error) {
 		Ends:             map[string]int64{},
 		LastQueued:       sync.LastQueued, LastApplied: sync.LastApplied, Restarts: a.opts.Health.Restarts,
 		Repairs:  s.Repaired,
-		Defaults: defaults(&a.proxy.Options), Conntrack: a.opts.Conntrack, HealthChecks: a.opts.HealthChecks.addresses(),
+		Defaults: a.defaults(), Conntrack: a.opts.Conntrack, HealthChecks: a.opts.HealthChecks.addresses(),
 	}
 	open := a.proxy.AddOpenBytes(nil)
 	out.Totals.BytesToEndpoint += open.ToEndpoint
@@ -58,18 +57,19 @@ func (a *API) ends(*http.Request) (any, error) {
 	return list, nil
 }
 
-// Defaults returns the defaults of a proxy that is started without flags.
-func Defaults() api.Defaults {
-	o := proxy.Defaults()
-	return defaults(&o)
-}
+// Keys of api.Status.Defaults. The first is not a field of a Policy. The second is there if there is an access log.
+const (
+	clientAddress = "client-address"
+	AccessLog     = "access-log"
+)
 
-func defaults(o *proxy.Options) api.Defaults {
-	return api.Defaults{Scheduler: o.Scheduler.String(), UDPIdleSeconds: o.UDPIdleTimeout.Seconds(),
-		ConnectionIdleSeconds: o.IdleTimeout.Seconds(), MaxAgeSeconds: o.MaxAge.Seconds(), Probe: *probe(o.Probe),
-		EndpointLimit: o.EndpointLimit, QueueSeconds: o.QueueTimeout.Seconds(),
-		SlowStartSeconds: o.SlowStart.Seconds(), DrainSeconds: o.EndpointDrainTimeout.Seconds(),
-		AccessLog: map[config.Switch]string{config.On: "on", config.Off: "off"}[o.AccessLog], NodeAddress: o.NodeAddress}
+func (a *API) defaults() map[string]string {
+	texts := a.opts.Policy.Texts()
+	if a.proxy.NodeAddress {
+		texts[clientAddress] = "node"
+	}
+	if a.opts.AccessLog != nil {
+		texts[AccessLog] = strconv.FormatBool(a.opts.Policy.AccessLog)
+	}
+	return texts
 }
-
-func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

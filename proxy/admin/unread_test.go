@@ -50,7 +50,7 @@ var _ = Describe("clients that do not read", func() {
 		DeferCleanup(server.Close)
 		n.addr, n.url = server.Addr, "http://"+server.Addr
 		big := config.Service{Name: types.NamespacedName{Namespace: "default", Name: "big"}}
-		port := config.ServicePort{ID: config.PortID{Namespace: "default", Service: "big", Family: config.IPv4}, Protocol: config.TCP,
+		port := config.ServicePort{ID: config.PortID{Namespace: "default", Service: "big", Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.5"), Port: 80}}}
 		for i := range 5000 {
 			port.Cluster = append(port.Cluster, config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)}), 80), Ready: true})

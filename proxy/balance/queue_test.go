@@ -193,7 +193,7 @@ func TestRetryingClientsAreServedFirst(t *testing.T) {
 func TestSlotSkipsClientsThatCannotUseIt(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
-		b.Update(config.ServicePort{EndpointLimit: 1, QueueTimeout: time.Minute,
+		b.Update(config.ServicePort{Policy: config.Policy{EndpointLimit: 1, QueueTimeout: time.Minute},
 			Endpoints: b.port.Endpoints, Cluster: b.port.Endpoints, Internal: b.port.Endpoints[:1], External: b.port.Endpoints[1:]}, time.Now())
 		one, two := b.comes("one", b.internal, 0), b.comes("two", b.external, 0)
 		b.comes("of 1", b.internal, 0)

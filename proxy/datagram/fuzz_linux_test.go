@@ -18,7 +18,7 @@ func FuzzBequest(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		srv := New(nil, nil, 0)
+		srv := New(nil, nil)
 		sockets := map[string]*os.File{sessionPrefix + text: file}
 		srv.Inherit(sockets)
 		for _, all := range srv.sessionRecords {

@@ -49,12 +49,13 @@ func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Ser
 	}
 	node := &frontend.Node{Settings: frontend.Settings{Log: log, Trace: trace.NewLog(10_000)}, Budget: budget.New(budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25})}
 	node.Init()
-	srv := New(node, new(forward.Pollers), time.Minute)
+	srv := New(node, new(forward.Pollers))
 	t.Cleanup(srv.Stop)
 	endpoints := []config.Endpoint{{Addr: netip.MustParseAddrPort("127.0.0.1:9"), Ready: true}}
 	port := config.ServicePort{
 		ID:        config.PortID{Namespace: "default", Service: "dns", Family: config.IPv4},
 		Protocol:  config.UDP,
+		Policy:    config.DefaultPolicy(),
 		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 53}},
 		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 	}

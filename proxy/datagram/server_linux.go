@@ -23,8 +23,7 @@ import (
 type Server struct {
 	node    *frontend.Node
 	pollers *forward.Pollers
-	idle    time.Duration // idle timeout of answered sessions, unless the Service sets one
-	loops   []*loop       // used only by the goroutine that opens and closes listeners
+	loops   []*loop // used only by the goroutine that opens and closes listeners
 
 	clients budget.Clients
 
@@ -35,10 +34,9 @@ type Server struct {
 	retiring sync.WaitGroup // listeners that a successor has, but that still send replies
 }
 
-// New returns a Server without listeners, whose loops use pollers. idle is the idle timeout of sessions that an
-// endpoint has answered, unless their Service sets one.
-func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Server {
-	return &Server{node: node, pollers: pollers, idle: idle, listeners: map[*listener]bool{}}
+// New returns a Server without listeners, whose loops use pollers.
+func New(node *frontend.Node, pollers *forward.Pollers) *Server {
+	return &Server{node: node, pollers: pollers, listeners: map[*listener]bool{}}
 }
 
 // descriptorsPerLoop is the maximum number of descriptors of a loop: epoll and eventfd, possibly shared with TCP, and a

@@ -19,7 +19,7 @@ import (
 type Server struct{}
 
 // New returns a Server.
-func New(*frontend.Node, *forward.Pollers, time.Duration) *Server { return new(Server) }
+func New(*frontend.Node, *forward.Pollers) *Server { return new(Server) }
 
 // Listen returns an error.
 func (*Server) Listen(*frontend.FrontEnd, portal.Bind) (frontend.Listener, error) {

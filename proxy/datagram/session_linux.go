@@ -59,10 +59,6 @@ type unanswered struct {
 	inWaiting *list.Element // in waiting; nil if abandon has removed it
 }
 
-// unansweredTimeout is the maximum idle timeout of a session that no endpoint has answered, unless it is inherited or
-// the Service sets one.
-const unansweredTimeout = time.Minute
-
 // admit determines which VIP the client sent to, and whether the client is allowed.
 func (s *session) admit() (outcome.Result, frontend.Drop) {
 	sk := s.socket

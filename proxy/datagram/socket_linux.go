@@ -316,11 +316,7 @@ func (sk *socket) refresh() {
 	sk.view = v
 	maps.DeleteFunc(sk.waiting, func(_ *balance.State, l *list.List) bool { return l.Len() == 0 }) // the endpoint may be gone
 	sk.idle = v.Port.UDPIdleTimeout
-	sk.unansweredIdle = sk.idle
-	if sk.idle == 0 {
-		sk.idle = sk.listener.server.idle
-		sk.unansweredIdle = min(sk.idle, unansweredTimeout)
-	}
+	sk.unansweredIdle = min(sk.idle, v.Port.UnansweredTimeout)
 	if sk.order.Len() == 0 {
 		sk.expiry.Stop() // it may be set to a longer timeout
 		sk.ticking = false

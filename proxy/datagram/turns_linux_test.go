@@ -111,9 +111,10 @@ func TestUnansweredSessionEndsBeforeAnsweredOne(t *testing.T) {
 		t.Run(c.silent.String(), func(t *testing.T) {
 			g := NewWithT(t)
 			f, srv, endpoint := frontWithEndpoint(t)
-			srv.idle = 2 * time.Minute
 			v := *f.View()
-			v.Port.UDPIdleTimeout = c.ofService
+			if c.ofService > 0 {
+				v.Port.UDPIdleTimeout, v.Port.UnansweredTimeout = c.ofService, c.ofService
+			}
 			f.Swap(&v)
 			l := listenAt(t, f, srv, anyPort)
 			defer l.Close(frontend.Stopped)

@@ -247,7 +247,7 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 			v.vips[all[i].AddrPort()] = &all[i]
 		}
 	}
-	v.Clients = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off, Slow: f.Slow, Observers: []conn.Observer{f.Trace, f}}
+	v.Clients = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: !v.Port.AccessLog, Slow: f.Slow, Observers: []conn.Observer{f.Trace, f}}
 	if old = f.view.Swap(v); old != nil {
 		close(old.Replaced)
 	}

@@ -98,6 +98,7 @@ func (s server) service() config.Service {
 	return config.Service{Name: name, Ports: []config.ServicePort{{
 		ID:        config.PortID{Namespace: name.Namespace, Service: name.Name, Family: config.FamilyOf(s.at.Addr())},
 		Protocol:  s.protocol,
+		Policy:    config.DefaultPolicy().For(s.protocol),
 		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: s.at.Addr(), Port: s.at.Port()}},
 		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 	}}}

@@ -16,7 +16,7 @@ func TestAffinityOfTwoQueuedConnections(t *testing.T) {
 	g := NewWithT(t)
 	var pool balance.Pool
 	list := []config.Endpoint{{Addr: endpointAddr(1), Ready: true}, {Addr: endpointAddr(2), Ready: true}}
-	pool.Update(config.ServicePort{EndpointLimit: 1, QueueTimeout: time.Minute, Endpoints: list, Cluster: list}, time.Now())
+	pool.Update(config.ServicePort{Policy: config.Policy{EndpointLimit: 1, QueueTimeout: time.Minute}, Endpoints: list, Cluster: list}, time.Now())
 	table := affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, time.Hour)
 	now := time.Now()
 	search := func(client int) *Search {

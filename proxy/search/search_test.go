@@ -122,7 +122,7 @@ func (c *client) list(ns ...int) {
 	for _, n := range ns {
 		list = append(list, config.Endpoint{Addr: endpointAddr(n), Ready: true})
 	}
-	c.pool.Update(config.ServicePort{Scheduler: c.scheduler, EndpointLimit: c.bound, QueueTimeout: c.patience, Endpoints: list, Cluster: list}, time.Now())
+	c.pool.Update(config.ServicePort{Policy: config.Policy{Scheduler: c.scheduler, EndpointLimit: c.bound, QueueTimeout: c.patience}, Endpoints: list, Cluster: list}, time.Now())
 	if old := c.listed.Swap(&listed{c.pool.Cluster, make(chan struct{})}); old != nil {
 		close(old.replaced)
 	}

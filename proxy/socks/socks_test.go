@@ -80,7 +80,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 	}
 	service := func(namespace, name, vip string, endpoints ...netip.AddrPort) config.Service {
 		port := config.ServicePort{
-			ID: config.PortID{Namespace: namespace, Service: name, Family: config.IPv4}, Protocol: config.TCP,
+			ID: config.PortID{Namespace: namespace, Service: name, Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
 		}
 		for _, e := range endpoints {

@@ -37,7 +37,7 @@ func TestClientsThatWaitToBeAcceptedAreServedWhenUsherStops(t *testing.T) {
 	lab.Serve(backend, func(c net.Conn) { _, _ = io.Copy(c, c) })
 	endpoints := []config.Endpoint{{Ready: true, Addr: backend.Addr().(*net.TCPAddr).AddrPort()}}
 	port := config.ServicePort{
-		ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+		ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP, Policy: config.DefaultPolicy(),
 		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("127.77.0.8"), Port: 80}},
 		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 	}

@@ -39,10 +39,7 @@ var _ = Describe("the drain, slow start, idle and access log settings of a Servi
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2))))
 	})
 	// says holds the settings for the Service's connections as usher reports them.
-	type says struct {
-		Drain, Slow, Idle float64
-		Log               bool
-	}
+	type says struct{ Drain, Slow, Idle, Log string }
 	said := func() (says, error) {
 		a, err := get(c.Node.NewDialer(1), adminURL+"/api/v1/services/"+c.namespace+"/web")
 		if err != nil {
@@ -52,41 +49,41 @@ var _ = Describe("the drain, slow start, idle and access log settings of a Servi
 		if err := json.Unmarshal([]byte(a.Body), &s); err != nil || len(s.Details) == 0 {
 			return says{}, err
 		}
-		p := s.Details[0]
-		return says{p.DrainSeconds, p.SlowStartSeconds, p.Policies.ConnectionIdleSeconds, p.AccessLog}, nil
+		is := s.Details[0].Settings
+		return says{is["drain-timeout"], is["slow-start"], is["connection-idle-timeout"], is["access-log"]}, nil
 	}
 
 	It("follow usher's and AWS's annotations when set, changed, invalid and removed", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "access.log")
 		c.usher("--access-log="+path, "--endpoint-drain-timeout=1h", "--slow-start=2h", "--connection-idle-timeout=3h")
-		now := says{3600, 7200, 10800, true}
+		now := says{"1h", "2h", "3h", "true"}
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		for _, step := range []struct {
 			name, value string
 			change      func()
 			wrong       string
 		}{
-			{drain, "10s", func() { now.Drain = 10 }, ""},
-			{drain, "0", func() { now.Drain = 0 }, ""},
-			{drain, "soon", func() { now.Drain = 3600 }, `metadata.annotations[usher.io/drain-timeout]: Invalid value: "soon": must be 0 or a duration from 1s to 24h`},
+			{drain, "10s", func() { now.Drain = "10s" }, ""},
+			{drain, "0", func() { now.Drain = "" }, ""},
+			{drain, "soon", func() { now.Drain = "1h" }, `metadata.annotations[usher.io/drain-timeout]: Invalid value: "soon": must be 0 or a duration from 1s to 24h`},
 			{drain, "", func() {}, ""},
-			{draining, "true", func() { now.Drain = 300 }, ""},
-			{drainTime, "60", func() { now.Drain = 60 }, ""},
-			{drainTime, "0", func() { now.Drain = 300 }, `metadata.annotations[` + drainTime + `]: Invalid value: "0": must be a number of seconds from 1 to 3600`},
-			{drain, "20s", func() { now.Drain = 20 }, ""},
-			{drain, "", func() { now.Drain = 300 }, ""},
-			{draining, "false", func() { now.Drain = 0 }, ""},
-			{draining, "off", func() { now.Drain = 3600 }, `metadata.annotations[` + draining + `]: Invalid value: "off": must be true or false`},
-			{slow, "30s", func() { now.Slow = 30 }, ""},
-			{slow, "0", func() { now.Slow = 0 }, ""},
-			{slow, "30", func() { now.Slow = 7200 }, `metadata.annotations[usher.io/slow-start]: Invalid value: "30": must be 0 or a duration from 1s to 24h`},
-			{idle, "60", func() { now.Idle = 60 }, ""},
-			{idle, "1m", func() { now.Idle = 10800 }, `metadata.annotations[` + idle + `]: Invalid value: "1m": must be a number of seconds from 1 to 4000`},
-			{accessLog, "false", func() { now.Log = false }, ""},
-			{accessLog, "yes", func() { now.Log = true }, `metadata.annotations[usher.io/access-log]: Invalid value: "yes": must be true or false`},
+			{draining, "true", func() { now.Drain = "5m" }, ""},
+			{drainTime, "60", func() { now.Drain = "1m" }, ""},
+			{drainTime, "0", func() { now.Drain = "5m" }, `metadata.annotations[` + drainTime + `]: Invalid value: "0": must be a number of seconds from 1 to 3600`},
+			{drain, "20s", func() { now.Drain = "20s" }, ""},
+			{drain, "", func() { now.Drain = "5m" }, ""},
+			{draining, "false", func() { now.Drain = "" }, ""},
+			{draining, "off", func() { now.Drain = "1h" }, `metadata.annotations[` + draining + `]: Invalid value: "off": must be true or false`},
+			{slow, "30s", func() { now.Slow = "30s" }, ""},
+			{slow, "0", func() { now.Slow = "" }, ""},
+			{slow, "30", func() { now.Slow = "2h" }, `metadata.annotations[usher.io/slow-start]: Invalid value: "30": must be 0 or a duration from 1s to 24h`},
+			{idle, "60", func() { now.Idle = "1m" }, ""},
+			{idle, "1m", func() { now.Idle = "3h" }, `metadata.annotations[` + idle + `]: Invalid value: "1m": must be a number of seconds from 1 to 4000`},
+			{accessLog, "false", func() { now.Log = "" }, ""},
+			{accessLog, "yes", func() { now.Log = "true" }, `metadata.annotations[usher.io/access-log]: Invalid value: "yes": must be true or false`},
 			{aws + "access-log-enabled", "false", func() {}, ""}, // usher's own annotation is set, although invalid
-			{accessLog, "", func() { now.Log = false }, ""},
-			{aws + "access-log-enabled", "", func() { now.Log = true }, ""},
+			{accessLog, "", func() { now.Log = "" }, ""},
+			{aws + "access-log-enabled", "", func() { now.Log = "true" }, ""},
 		} {
 			By(step.name + "=" + step.value)
 			c.annotate("web", step.name, step.value)
@@ -105,13 +102,13 @@ var _ = Describe("the drain, slow start, idle and access log settings of a Servi
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
 		Eventually(lines).WithTimeout(soon).Should(ContainSubstring(`"service":"` + c.namespace + `/web"`))
 		c.annotate("web", accessLog, "false")
-		now.Log = false
+		now.Log = ""
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		before := lines()
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
 		Consistently(lines).WithTimeout(300 * time.Millisecond).Should(Equal(before)) // the connection has ended by then
 		c.annotate("web", accessLog, "true")
-		now.Log = true
+		now.Log = "true"
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
 		Eventually(lines).WithTimeout(soon).ShouldNot(Equal(before))

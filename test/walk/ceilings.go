@@ -30,7 +30,7 @@ var ceilings = []struct {
 }{
 	{"tcp", "TCP connection", figures{23, 10, 120, 169, 108, none}},
 	{"udp", "datagram and answer", figures{24, 10, 98, 126, 86, none}},
-	{"change", "endpoint added, data plane", figures{17, 7, 52, 67, 36, none}},
+	{"change", "endpoint added, data plane", figures{16, 6, 47, 62, 33, none}},
 	{"api-endpoint", "endpoint added, API server", figures{33, 10, 115, none, none, 0}},
 	{"api-service", "Service added, API server", figures{73, 16, 298, none, none, 7}},
 	{"file-endpoint", "endpoint added, file", figures{44, 11, 172, none, none, 0}},

@@ -60,14 +60,14 @@ var _ = Describe("a Service's data from several nodes", func() {
 	It("leaves out what differs between nodes, and has the endpoints of the node with the fewest ready ones", func() {
 		port := func(node, listener, source, zone string, ready int) Reported[api.Service] {
 			s := service(node, "web", api.ServiceOK, 1, nil)
-			s.Item.Ports = []api.PortSummary{{Name: "http", Listener: listener, Sees: api.Sees{Source: source}, Topology: &api.Topology{Key: "zone", Value: zone}, Scheduler: zone,
-				Probe: &api.Probe{Check: zone}, EndpointLimit: ready, QueueSeconds: float64(ready), SlowStartSeconds: float64(ready), DrainSeconds: float64(ready), AccessLog: ready == 3, ProxyProtocol: &api.ProxyProtocol{ToEndpoints: zone}}}
+			s.Item.Ports = []api.PortSummary{{Name: "http", Listener: listener, Sees: api.Sees{Source: source}, Topology: &api.Topology{Key: "zone", Value: zone}, Settings: map[string]string{"scheduler": zone, "slow-start": "1m"},
+				ProxyProtocol: &api.ProxyProtocol{ToEndpoints: zone}}}
 			s.Item.Endpoints = api.EndpointCounts{Total: 3, Ready: ready}
 			return s
 		}
 		list := []Reported[api.Service]{port("a", "127.0.0.1:1", "client", "x", 3), port("b", "127.0.0.1:2", "node", "y", 2), port("c", "127.0.0.1:1", "client", "x", 3)}
 		all := Services(list)
-		Expect(all[0].Item.Ports).To(Equal([]api.PortSummary{{Name: "http"}}))
+		Expect(all[0].Item.Ports).To(Equal([]api.PortSummary{{Name: "http", Settings: map[string]string{"slow-start": "1m"}}}))
 		Expect(all[0].Item.Endpoints.Ready).To(Equal(2))
 		Expect(list[0].Item.Ports[0].Listener).To(Equal("127.0.0.1:1"), "the node's data is unchanged")
 		Expect(Services([]Reported[api.Service]{list[0], list[2]})[0].Item.Ports).To(Equal(list[0].Item.Ports))

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -131,13 +132,8 @@ func withoutDifferences(ports, others []api.PortSummary) []api.PortSummary {
 			leaveOut(&p.Listener, o.Listener)
 			leaveOut(&p.Sees, o.Sees)
 			leaveOut(&p.Topology, o.Topology)
-			leaveOut(&p.Scheduler, o.Scheduler)
-			leaveOut(&p.Probe, o.Probe)
-			leaveOut(&p.EndpointLimit, o.EndpointLimit)
-			leaveOut(&p.QueueSeconds, o.QueueSeconds)
-			leaveOut(&p.SlowStartSeconds, o.SlowStartSeconds)
-			leaveOut(&p.DrainSeconds, o.DrainSeconds)
-			leaveOut(&p.AccessLog, o.AccessLog)
+			p.Settings = maps.Clone(p.Settings)
+			maps.DeleteFunc(p.Settings, func(name, text string) bool { return o.Settings[name] != text })
 			leaveOut(&p.ProxyProtocol, o.ProxyProtocol)
 		}
 	}

@@ -120,31 +120,21 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "`lengths` of the time slots in which usher searches for an endpoint. Each is also the timeout of the attempts that start in its slot")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "Time to skip a failed endpoint before its first probe; doubles with every failed probe. 0 = no quarantine")
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "Maximum time between probes of a quarantined endpoint, and maximum quarantine of an endpoint that is not probed")
-	flags.TextVar(&o.Scheduler, "scheduler", o.Scheduler, "`name` of the scheduler that selects the endpoint of a new connection: "+strings.Join(config.SchedulerNames(), ", ")+". Per Service: "+translate.AnnotationScheduler)
-	flags.TextVar(&o.Probe.Check, "probe", o.Probe.Check, "`check` that probes all endpoints, including healthy ones: "+config.CheckForms+". Per Service: "+translate.AnnotationProbe)
-	flags.DurationVar(&o.Probe.Interval, "probe-interval", o.Probe.Interval, "Time from the end of a --probe check to the next one of the same endpoint. Per Service: "+translate.AnnotationProbeInterval)
-	flags.DurationVar(&o.Probe.Timeout, "probe-timeout", o.Probe.Timeout, "Timeout of a --probe check. Per Service: "+translate.AnnotationProbeTimeout)
-	flags.IntVar(&o.Probe.Rise, "probe-rise", o.Probe.Rise, "Consecutive successful checks that end a quarantine started by --probe. Per Service: "+translate.AnnotationProbeRise)
-	flags.IntVar(&o.Probe.Fall, "probe-fall", o.Probe.Fall, "Consecutive failed checks that put an endpoint in quarantine. Per Service: "+translate.AnnotationProbeFall)
-	flags.IntVar(&o.EndpointLimit, "max-connections-per-endpoint", o.EndpointLimit, "Maximum number of open TCP connections or SCTP associations per endpoint of a service port; when all endpoints are full, clients are queued. 0 = no limit. Per Service: "+translate.AnnotationEndpointLimit)
-	flags.DurationVar(&o.QueueTimeout, "queue-timeout", o.QueueTimeout, "Maximum time that a queued client waits before usher resets it. Per Service: "+translate.AnnotationQueueTimeout)
-	flags.DurationVar(&o.SlowStart, "slow-start", o.SlowStart, "Time for a new or newly ready endpoint to ramp from 10% to its full share of new connections. 0 = no ramp. Ignored by sh, dh and maglev. Per Service: usher.io/slow-start")
-	cli.Group(flags, EndpointGroup)
+	f.registerSettings(flags, config.GroupEndpoints)
+	cli.Group(flags, config.GroupEndpoints)
 	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "Idle timeout of a half-closed connection. 0 = none")
-	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "Idle timeout of a connection. 0 = none. Per Service: usher.io/connection-idle-timeout")
-	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "Maximum age of a connection, shortened at random by up to 10% to spread the closes. 0 = no limit. Per Service: usher.io/max-connection-age")
-	flags.DurationVar(&o.EndpointDrainTimeout, "endpoint-drain-timeout", o.EndpointDrainTimeout, "Time that a connection stays open after its endpoint is removed or starts terminating; usher then closes it when it is idle, at the latest after another 1/8 of this time. 0 = no limit. Per Service: usher.io/drain-timeout")
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "Idle time before the first TCP keepalive probe, to client and endpoint; at most 9h6m7s")
-	cli.Group(flags, "Timeouts")
-	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "Maximum number of open connections. 0 = derived from the open-files limit (slightly under half)")
+	f.registerSettings(flags, config.GroupTimeouts)
+	cli.Group(flags, config.GroupTimeouts)
+	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "Maximum number of open connections. 0 = derived from the open-files limit: half of the files that listeners, event loops and UDP sessions leave")
 	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "Percentage of connections, and of UDP sessions, that one client address may hold once 7/8 of the maximum are in use. 100 = no limit per client")
-	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "Idle timeout of a UDP session once its endpoint has responded; before that, 1m at most. Per Service, for both: usher.io/udp-idle-timeout")
 	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "Maximum number of UDP sessions, at most a quarter of the open files that connections may use; above it, usher ends the session that has been idle longest")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "Maximum number of clients remembered for all service ports with ClientIP affinity")
 	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "Number of connection steps kept in memory")
 	flags.DurationVar(&f.Slow, "slow-threshold", f.Slow, "Connections that wait longer than this for the endpoint's first byte or, without one, for an endpoint count as slow. 0 = none")
 	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "Time for open connections to finish on shutdown; usher then resets them")
-	cli.Group(flags, "Limits and retention")
+	f.registerSettings(flags, config.GroupLimits)
+	cli.Group(flags, config.GroupLimits)
 	cli.Retire(flags, "probes", true, "quarantined endpoints are always probed where that is possible")
 	for _, name := range []string{"max-connections-per-port", "max-udp-sessions-per-port", "max-affinity-per-port"} {
 		cli.Retire(flags, name, false, "the shares of service ports are fixed, see docs/sizing.md")
@@ -153,8 +143,14 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	cli.Retire(flags, "trace-connections", false, "4,096 connections are kept")
 }
 
-// EndpointGroup is the name of a group of flags, to which commands may add their own.
-const EndpointGroup = "Endpoints: which one gets a connection, and how"
+// registerSettings registers the flags of a group that set the node's policy.
+func (f *Flags) registerSettings(flags *pflag.FlagSet, group string) {
+	for i := range config.Settings {
+		if s := &config.Settings[i]; s.Group == group {
+			s.Register(flags, &f.Policy)
+		}
+	}
+}
 
 // RegisterServers registers the flags for the API and health check servers, and for the access log.
 func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
@@ -162,9 +158,9 @@ func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
 	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "Listen address `host:port` for /healthz and /livez. Empty = none, the default with --manifests")
 	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "Exit if usher cannot listen on one of these addresses, instead of retrying in the background")
 	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to append a line to for each closed connection. - = standard output, empty = none")
-	flags.BoolVar(&f.AccessLogDefault, "access-log-default", f.AccessLogDefault, "")
 	cli.Choice(flags, (*string)(&f.AccessLog.Format), "access-log-format", "", "Format of the access log: "+strings.Join(accesslog.Formats, " or "), accesslog.Formats...)
-	cli.Group(flags, "Addresses that usher serves, and the access log")
+	f.registerSettings(flags, config.GroupServers)
+	cli.Group(flags, config.GroupServers)
 	flags.Lookup("bind-address-hard-fail").Hidden = true // it is kube-proxy's
 	cli.Deprecate(flags, "access-log-default", "use the annotation usher.io/access-log")
 }

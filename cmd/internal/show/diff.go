@@ -7,7 +7,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -78,7 +77,7 @@ func (d *Diff) Compare(service string, now, planned *api.ServicePort, traits por
 	out := PortDiff{Service: service, Port: some.Name, Family: some.Family, Protocol: some.Protocol,
 		VIPs:      compare(vipItems(now, traits), vipItems(planned, traits)),
 		Endpoints: compare(endpointItems(now), endpointItems(planned)),
-		Settings:  compare(settings(now), settings(planned))}
+		Settings:  compare(settingItems(now), settingItems(planned))}
 	if now != nil && planned != nil {
 		out.Settings = append(out.Settings, compare(details(now), details(planned))...)
 	}
@@ -193,7 +192,7 @@ func endpointItems(p *api.ServicePort) map[string]string {
 	return out
 }
 
-func settings(p *api.ServicePort) map[string]string {
+func settingItems(p *api.ServicePort) map[string]string {
 	if p == nil {
 		return nil
 	}
@@ -204,33 +203,12 @@ func settings(p *api.ServicePort) map[string]string {
 	if p.Policies.External != "Cluster" {
 		out["externalTrafficPolicy"] = p.Policies.External
 	}
-	out["scheduler"] = p.Scheduler
-	for _, limit := range []struct {
-		name, before string
-		seconds      float64
-	}{
-		{"sessionAffinity", "ClientIP for ", p.Policies.AffinitySeconds},
-		{"UDP session", "ends when idle for ", p.Policies.UDPIdleSeconds},
-		{"idle connection", "ends after ", p.Policies.ConnectionIdleSeconds},
-		{"connection age", "at most ", p.Policies.MaxAgeSeconds},
-		{"new endpoint", "reaches its full share after ", p.SlowStartSeconds},
-		{"removed endpoint", "its connections end after ", p.DrainSeconds},
-	} {
-		if limit.seconds > 0 {
-			out[limit.name] = limit.before + time.Duration(limit.seconds*float64(time.Second)).String()
-		}
+	if affinity := p.Policies.AffinitySeconds; affinity > 0 {
+		out["sessionAffinity"] = "ClientIP for " + Seconds(affinity)
 	}
-	if p.EndpointLimit > 0 {
-		out["connections per endpoint"] = endpointLimit(p.PortSummary)
-	}
-	if p.Probe != nil {
-		out["probes"] = fmt.Sprintf("%s, each at most %v s, out after %d, back after %d", probe(p.PortSummary), p.Probe.TimeoutSeconds, p.Probe.Fall, p.Probe.Rise)
-	}
+	maps.Copy(out, p.Settings)
 	if p.Topology != nil {
 		out["topology"] = topology(p.PortSummary)
-	}
-	if p.AccessLog {
-		out["access log"] = "on"
 	}
 	if p.Source == portal.SourceConfigured.String() {
 		out["client address"] = "node"

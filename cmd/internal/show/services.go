@@ -2,6 +2,7 @@ package show
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -35,16 +36,7 @@ var Services = []Column[api.Service]{
 	{Title: "TO CLIENTS", Right: true, Wide: true, Rank: 6, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
 	{Title: "QUEUED", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
 	{Title: "AFFINITY", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds, Seconds) }},
-	{Title: "SCHEDULER", Wide: true, Rank: 8, Cell: func(s api.Service) string { return scheduler(s) }},
-	{Title: "PROBES", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(ofPorts(s, probe))) }},
-	{Title: "PER ENDPOINT", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return dash(Few(ofPorts(s, endpointLimit))) }},
-	{Title: "SLOW START", Wide: true, Some: true, Rank: 8, Cell: func(s api.Service) string {
-		return longest(s, func(p api.PortSummary) float64 { return p.SlowStartSeconds })
-	}},
-	{Title: "DRAIN", Wide: true, Some: true, Rank: 8, Cell: func(s api.Service) string {
-		return longest(s, func(p api.PortSummary) float64 { return p.DrainSeconds })
-	}},
-	{Title: "ACCESS LOG", Wide: true, Some: true, Rank: 9, Cell: func(s api.Service) string { return accessLog(s) }},
+	{Title: "SETTINGS", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(strings.Join(ofPorts(s, settings), "; ")) }},
 	{Title: "LISTENS ON", Wide: true, Rank: 9, Cell: func(s api.Service) string {
 		return dash(Few(ofPorts(s, func(p api.PortSummary) string { return p.Listener })))
 	}},
@@ -154,43 +146,11 @@ func problems(s api.Service) string {
 	return strings.Join(list, "; ")
 }
 
-// scheduler returns the scheduler. All ports of a Service have the same.
-func scheduler(s api.Service) string {
-	if len(s.Ports) == 0 {
-		return "-"
+// settings returns the settings of a port: "drain-timeout=5m, scheduler=rr".
+func settings(p api.PortSummary) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(p.Settings)) {
+		list = append(list, Clean(name)+"="+Clean(p.Settings[name]))
 	}
-	return dash(s.Ports[0].Scheduler)
-}
-
-// probe describes how endpoints of a port are probed: "http:/healthz every 10s". It returns "" if they are not.
-func probe(p api.PortSummary) string {
-	if p.Probe == nil {
-		return ""
-	}
-	return Clean(p.Probe.Check) + " every " + Seconds(p.Probe.IntervalSeconds)
-}
-
-// endpointLimit returns the maximum number of connections to each endpoint, and the longest wait of clients
-// for a free one: "10, queue 30s".
-func endpointLimit(p api.PortSummary) string {
-	if p.EndpointLimit == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds))
-}
-
-// longest returns the longest time of all ports, "-" if none has one. UDP ports may have none.
-func longest(s api.Service, of func(api.PortSummary) float64) string {
-	most := 0.0
-	for _, p := range s.Ports {
-		most = max(most, of(p))
-	}
-	return orDash(most, Seconds)
-}
-
-func accessLog(s api.Service) string {
-	if len(s.Ports) > 0 && s.Ports[0].AccessLog {
-		return "yes"
-	}
-	return "-"
+	return strings.Join(list, ", ")
 }

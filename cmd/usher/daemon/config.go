@@ -96,8 +96,6 @@ type Config struct {
 	// AccessLog configures the log with a line for each connection that has ended; without Path
 	// there is none. The daemon sets Log.
 	AccessLog accesslog.Options
-	// AccessLogDefault enables the access log for Services that do not configure it.
-	AccessLogDefault bool
 	// DrainTimeout is the time for connections to end when the daemon is stopped; 0 resets them at once.
 	DrainTimeout time.Duration
 	// RemoveRules makes every signal remove the portal's rules. Redirects are removed before the listeners close, so
@@ -170,15 +168,15 @@ var SCTPModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(
 // Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers and Portal.Aliases.
 func Defaults() Config {
 	return Config{
-		MaxDelay:         kube.DefaultMaxDelay,
-		Mode:             modes.Auto,
-		Portal:           portal.Options{Mark: 0x1000, IPTablesTarget: portal.IPTablesTargets[0]},
-		Proxy:            proxy.Defaults(),
-		TraceEvents:      4096,
-		Slow:             200 * time.Millisecond,
-		AccessLog:        accesslog.Options{Format: accesslog.JSON},
-		AccessLogDefault: true,
-		DrainTimeout:     30 * time.Second,
+		Options:      translate.Options{Policy: config.DefaultPolicy()},
+		MaxDelay:     kube.DefaultMaxDelay,
+		Mode:         modes.Auto,
+		Portal:       portal.Options{Mark: 0x1000, IPTablesTarget: portal.IPTablesTargets[0]},
+		Proxy:        proxy.Defaults(),
+		TraceEvents:  4096,
+		Slow:         200 * time.Millisecond,
+		AccessLog:    accesslog.Options{Format: accesslog.JSON},
+		DrainTimeout: 30 * time.Second,
 	}
 }
 
@@ -192,7 +190,7 @@ func (c *Config) Check() error {
 			return fmt.Errorf("--dial-timeouts: invalid value \"%s\": must be greater than 0", d)
 		}
 	}
-	return cmp.Or(c.checkNumbers(), checkAddress("admin-address", c.AdminAddress), checkAddress("healthz-address", c.HealthzAddress))
+	return cmp.Or(c.checkNumbers(), c.Policy.CheckFlags(), checkAddress("admin-address", c.AdminAddress), checkAddress("healthz-address", c.HealthzAddress))
 }
 
 // maxCount is the upper bound of counts, and far above the needs of any node. maxKept is the upper bound of counts
@@ -211,19 +209,8 @@ func (c *Config) checkNumbers() error {
 		atLeast("portal-check-interval", o.CheckInterval, 100*time.Millisecond),
 		atLeast("quarantine", o.Quarantine.First, 0),
 		atLeast("quarantine-max", o.Quarantine.Max, 0),
-		between("probe-interval", o.Probe.Interval, translate.MinProbeInterval, translate.MaxProbeInterval),
-		between("probe-timeout", o.Probe.Timeout, translate.MinProbeTimeout, translate.MaxProbeTimeout),
-		between("probe-rise", o.Probe.Rise, 1, translate.MaxProbeCount),
-		between("probe-fall", o.Probe.Fall, 1, translate.MaxProbeCount),
 		atLeast("half-closed-timeout", o.HalfClosed, 0),
-		atLeast("connection-idle-timeout", o.IdleTimeout, 0),
-		atLeast("max-connection-age", o.MaxAge, 0),
-		atLeast("endpoint-drain-timeout", o.EndpointDrainTimeout, 0),
-		atLeast("slow-start", o.SlowStart, 0),
 		between("keepalive", o.Keepalive, time.Second, maxKeepalive),
-		between("max-connections-per-endpoint", o.EndpointLimit, 0, config.MaxEndpointLimit),
-		atLeast("queue-timeout", o.QueueTimeout, 100*time.Millisecond),
-		atLeast("udp-idle-timeout", o.UDPIdleTimeout, 100*time.Millisecond),
 		atLeast("drain-timeout", c.DrainTimeout, 0),
 		between("max-connections", o.MaxConnections, 0, maxCount),
 		between("max-udp-sessions", o.MaxUDPSessions, 1, maxCount),

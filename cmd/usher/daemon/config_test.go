@@ -43,15 +43,15 @@ var _ = Describe("a Config", func() {
 		refused(`--dial-timeouts: invalid value "-1s": must be greater than 0`, func(c *Config) { c.Proxy.Schedule = []time.Duration{time.Second, -time.Second} }),
 		refused(`--portal-check-interval: invalid value "0s": must be at least 100ms`, func(c *Config) { c.Proxy.CheckInterval = 0 }),
 		refused(`--keepalive: invalid value "1ms": must be at least 1s`, func(c *Config) { c.Proxy.Keepalive = time.Millisecond }),
-		refused(`--probe-interval: invalid value "999ms": must be at least 1s`, func(c *Config) { c.Proxy.Probe.Interval = 999 * time.Millisecond }),
-		refused(`--probe-fall: invalid value "101": must be at most 100`, func(c *Config) { c.Proxy.Probe.Fall = 101 }),
+		refused(`--probe-interval: invalid value "999ms": must be at least 1s`, func(c *Config) { c.Policy.Probe.Interval = 999 * time.Millisecond }),
+		refused(`--probe-fall: invalid value "101": must be at most 100`, func(c *Config) { c.Policy.Probe.Fall = 101 }),
 		refused(`--drain-timeout: invalid value "-1ns": must be at least 0s`, func(c *Config) { c.DrainTimeout = -1 }),
 		refused(`--max-connections: invalid value "-1": must be at least 0`, func(c *Config) { c.Proxy.MaxConnections = -1 }),
 		refused(`--trace-events: invalid value "0": must be at least 1`, func(c *Config) { c.TraceEvents = 0 }),
 		refused(`--trace-events: invalid value "999999999999": must be at most 10000000`, func(c *Config) { c.TraceEvents = 999999999999 }),
 		refused(`--trace-events: invalid value "10000001": must be at most 10000000`, func(c *Config) { c.TraceEvents = 10000001 }),
 		refused(`--max-affinity: invalid value "100000001": must be at most 100000000`, func(c *Config) { c.Proxy.AffinityTotal = 100000001 }),
-		refused(`--max-connections-per-endpoint: invalid value "1000001": must be at most 1000000`, func(c *Config) { c.Proxy.EndpointLimit = 1000001 }),
+		refused(`--max-connections-per-endpoint: invalid value "1000001": must be at most 1000000`, func(c *Config) { c.Policy.EndpointLimit = 1000001 }),
 		refused(`--max-client-share: invalid value "101": must be from 1 to 100 (percent)`, func(c *Config) { c.Proxy.MaxClientShare = 101 }),
 	)
 })

@@ -208,9 +208,6 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	o.Slow = d.config.Slow
 	o.Ports = d.config.Portal.ProxyPorts
 	o.IsPod, o.NodeName, o.NodeAddress, o.LoadBalancers = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress, d.config.LoadBalancers
-	if d.config.AccessLog.Path != "" {
-		o.AccessLog = map[bool]config.Switch{true: config.On, false: config.Off}[d.config.AccessLogDefault]
-	}
 	if d.config.Netns != nil {
 		o.Socket = d.config.Netns.Socket
 	}

@@ -36,7 +36,7 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	if c.AdminAddress == "" && c.HealthzAddress == "" {
 		return nil
 	}
-	o := admin.APIOptions{Version: c.Version, Demo: c.Demo != nil, Reports: d.reports.All, Health: d.health, AccessLog: d.accessLog, Conntrack: d.conntrack, HealthChecks: d.healthChecks}
+	o := admin.APIOptions{Version: c.Version, Policy: c.translation().Policy, Demo: c.Demo != nil, Reports: d.reports.All, Health: d.health, AccessLog: d.accessLog, Conntrack: d.conntrack, HealthChecks: d.healthChecks}
 	if o.Source = api.SourceCluster; len(c.Manifests) > 0 {
 		o.Source = api.SourceFiles
 	}

@@ -107,6 +107,7 @@ func (c *Config) files(discovery bool, reports *config.Reports, onCIDRs func([]n
 func (c *Config) translation() translate.Options {
 	o := c.Options
 	o.NoAccessLog, o.NodeAddress = c.AccessLog.Path == "", c.Portal.NodeAddress
+	o.Policy.AccessLog = o.Policy.AccessLog && !o.NoAccessLog
 	return o
 }
 

@@ -92,21 +92,9 @@ type PortSummary struct {
 	VIP string `json:"vip"`
 	// Listener is the first of the addresses that usher listens on for it; left out while there is none.
 	Listener string `json:"listener,omitempty"`
-	// Scheduler chooses the endpoint for a new connection: rr, lc, … (docs/services.md).
-	Scheduler string `json:"scheduler"`
-	// Probe is how all endpoints are probed, failed or not; left out if they are not.
-	Probe *Probe `json:"probe,omitempty"`
-	// EndpointLimit is the maximum number of connections of each endpoint, and QueueSeconds how long clients
-	// wait for a free slot; left out if there is no such limit.
-	EndpointLimit int     `json:"endpointLimit,omitempty"`
-	QueueSeconds  float64 `json:"queueSeconds,omitempty"`
-	// SlowStartSeconds is the time until a new endpoint has its full share of new connections. DrainSeconds
-	// is the time after which connections to a removed or terminating endpoint are ended. Left out if there
-	// is no such time.
-	SlowStartSeconds float64 `json:"slowStartSeconds,omitempty"`
-	DrainSeconds     float64 `json:"drainSeconds,omitempty"`
-	// AccessLog is set if its clients are in the access log; left out if not.
-	AccessLog bool `json:"accessLog,omitempty"`
+	// Settings are the values that apply to its connections, by the names of the annotations without usher.io/
+	// (docs/services.md), such as "scheduler": "rr". Limits and times that are 0 are left out.
+	Settings map[string]string `json:"settings"`
 	// ProxyProtocol is left out if no PROXY protocol headers are sent to endpoints or accepted from load
 	// balancers.
 	ProxyProtocol *ProxyProtocol `json:"proxyProtocol,omitempty"`
@@ -195,18 +183,6 @@ func (t Totals) Plus(o Totals) Totals {
 	}
 }
 
-// Probe is how endpoints are continuously probed (docs/services.md).
-type Probe struct {
-	// Check is the kind of check: tcp, http:/healthz, … as in the annotation usher.io/probe.
-	Check           string  `json:"check"`
-	IntervalSeconds float64 `json:"intervalSeconds"`
-	TimeoutSeconds  float64 `json:"timeoutSeconds"`
-	// Fall is the number of consecutive failures that begin a quarantine, Rise the number of successes that
-	// end it.
-	Rise int `json:"rise"`
-	Fall int `json:"fall"`
-}
-
 // Problem is the reason that a service port is not served as configured.
 type Problem struct {
 	// Reason is one word, as in Kubernetes Events: AddressConflict,
@@ -259,12 +235,6 @@ type Policies struct {
 	// AffinitySeconds is how long a client keeps its endpoint after its last new connection; left out if
 	// there is no session affinity.
 	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
-	// UDPIdleSeconds is how long a UDP session stays open without a datagram; left out for other protocols.
-	UDPIdleSeconds float64 `json:"udpIdleSeconds,omitempty"`
-	// ConnectionIdleSeconds is how long an idle connection stays open, MaxAgeSeconds the maximum age of a
-	// connection; left out if there is no such limit.
-	ConnectionIdleSeconds float64 `json:"connectionIdleSeconds,omitempty"`
-	MaxAgeSeconds         float64 `json:"maxAgeSeconds,omitempty"`
 }
 
 // EndpointState is whether new connections go to an endpoint.

@@ -65,8 +65,10 @@ type Status struct {
 	// Restarts are the restarts by a keeper; left out if there were none.
 	Restarts *Restarts `json:"restarts,omitempty"`
 
-	// Defaults are the settings of Services that do not set their own.
-	Defaults Defaults `json:"defaults"`
+	// Defaults are the settings of Services that do not set their own, as in PortSummary. "client-address" is node if
+	// endpoints see this node's address for all Services; otherwise it is left out. "access-log" is left out if there
+	// is no access log.
+	Defaults map[string]string `json:"defaults"`
 
 	// Conntrack holds the kernel's connection tracking settings that usher was configured to set at its start, by
 	// name in net.netfilter; left out if there were none.
@@ -94,23 +96,6 @@ type StatusProblem struct {
 	Remedy string `json:"remedy,omitempty"`
 	// Since is when it began, as far as usher knows; for some problems it is when usher first detected them.
 	Since time.Time `json:"since"`
-}
-
-// Defaults are settings of service ports. A time of 0 is no such limit.
-type Defaults struct {
-	Scheduler             string  `json:"scheduler"`
-	UDPIdleSeconds        float64 `json:"udpIdleSeconds"`
-	ConnectionIdleSeconds float64 `json:"connectionIdleSeconds"`
-	MaxAgeSeconds         float64 `json:"maxAgeSeconds"`
-	EndpointLimit         int     `json:"endpointLimit"`
-	QueueSeconds          float64 `json:"queueSeconds"`
-	Probe                 Probe   `json:"probe"`
-	SlowStartSeconds      float64 `json:"slowStartSeconds"`
-	DrainSeconds          float64 `json:"drainSeconds"`
-	// AccessLog is on or off; left out if there is no access log.
-	AccessLog string `json:"accessLog,omitempty"`
-	// NodeAddress is set if endpoints see this node's address for all Services; left out if not.
-	NodeAddress bool `json:"nodeAddress,omitempty"`
 }
 
 // Limited is a number with a limit.

@@ -85,7 +85,7 @@ func update(p *balance.Pool, by config.Scheduler, n, without int) {
 			list = append(list, config.Endpoint{Addr: address(i), Ready: true})
 		}
 	}
-	p.Update(config.ServicePort{Scheduler: by, Endpoints: list, Cluster: list}, time.Now())
+	p.Update(config.ServicePort{Policy: config.Policy{Scheduler: by}, Endpoints: list, Cluster: list}, time.Now())
 }
 
 // after sends 10,000 clients, whose connections stay open, before and after a change.

@@ -92,6 +92,7 @@ func service(name string, protocol config.Protocol, vip string, endpoints ...net
 	port := config.ServicePort{
 		ID:       config.PortID{Namespace: "default", Service: name, Port: "main", Family: config.IPv4},
 		Protocol: protocol,
+		Policy:   config.DefaultPolicy(),
 		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
 	}
 	for _, e := range endpoints {

@@ -234,19 +234,14 @@ function stateInWords({ state, endpoints: e }) {
   return '';
 }
 
-function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, endpointLimit, queueSeconds, slowStartSeconds, drainSeconds, proxyProtocol: { toEndpoints, from } = {}, topology, probe }) {
+function policyWords({ policies: { internal, external }, settings, proxyProtocol: { toEndpoints, from } = {}, topology }) {
   const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
   const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
-  const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
   const proxySent = toEndpoints ? ` Endpoints get the client’s address by the PROXY protocol, ${toEndpoints}.` : '';
   const proxyAccepted = from ? ` Load balancers in ${from.join(', ')} send its headers to usher.` : '';
   const near = topology ? ` Of those on every node, these count: ${topology.text}.` : '';
-  const fresh = slowStartSeconds ? ` A new one ramps up to its share within ${seconds(slowStartSeconds)}.` : '';
-  const chosen = ` The scheduler ${scheduler} chooses among them.${fresh}`;
-  const probed = probe ? ` Each is probed every ${seconds(probe.intervalSeconds)} by ${probe.check}: ${probe.fall} failures in a row put it into quarantine, ${probe.rise} successes end that.` : '';
-  const bound = endpointLimit ? ` Each may have ${number(endpointLimit)} connections; when all are full, clients wait in the queue for up to ${seconds(queueSeconds)}.` : '';
-  const drain = drainSeconds ? ` Connections end ${seconds(drainSeconds)} after their endpoint was removed.` : '';
-  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${drain}${idle}${proxySent}${proxyAccepted}`;
+  const list = Object.entries(settings ?? {}).map(([name, text]) => `${name} ${text}`).join(', ');
+  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${proxySent}${proxyAccepted} Settings: ${list}.`;
 }
 
 // endsInWords counts connections by end code, most frequent first.
