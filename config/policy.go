@@ -23,6 +23,9 @@ type Policy struct {
 	// is shortened at random by up to a tenth.
 	IdleTimeout, MaxAge time.Duration
 
+	// HalfClosedTimeout is how long a connection that one side has closed stays open without data.
+	HalfClosedTimeout time.Duration
+
 	// DrainTimeout is how long a connection or association stays open after its endpoint left the Service or began to
 	// terminate.
 	DrainTimeout time.Duration
@@ -41,6 +44,7 @@ func DefaultPolicy() Policy {
 		Scheduler:         RoundRobin,
 		Probe:             Probe{Interval: 10 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3},
 		QueueTimeout:      30 * time.Second,
+		HalfClosedTimeout: 10 * time.Minute,
 		UDPIdleTimeout:    2 * time.Minute,
 		UnansweredTimeout: time.Minute,
 		AccessLog:         true,

@@ -74,6 +74,9 @@ var Settings = []Setting{
 	{Name: "slow-start", Group: GroupEndpoints,
 		Usage: "Time for a new or newly ready endpoint to ramp from 10% to its full share of new connections. 0 = no ramp. Ignored by sh, dh and maglev",
 		At:    func(p *Policy) any { return &p.SlowStart }},
+	{Name: "half-closed-timeout", Group: GroupTimeouts, NotUDP: true,
+		Usage: "Idle timeout of a half-closed connection. 0 = none",
+		At:    func(p *Policy) any { return &p.HalfClosedTimeout }},
 	{Name: "connection-idle-timeout", Group: GroupTimeouts, AWS: "connection-idle-timeout", NotUDP: true,
 		AWSMost: 4000, // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ConnectionSettings.html
 		Usage:   "Idle timeout of a connection. 0 = none",

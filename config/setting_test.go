@@ -17,7 +17,7 @@ import (
 func TestTextsOfEachSettingAreParsedAgain(t *testing.T) {
 	g := NewWithT(t)
 	p := config.Policy{
-		Scheduler: config.Maglev, EndpointLimit: 7, QueueTimeout: 90 * time.Second, SlowStart: time.Hour, IdleTimeout: 36 * time.Hour,
+		Scheduler: config.Maglev, EndpointLimit: 7, QueueTimeout: 90 * time.Second, SlowStart: time.Hour, IdleTimeout: 36 * time.Hour, HalfClosedTimeout: time.Minute,
 		Probe:  config.Probe{Check: config.Check{Kind: config.CheckHTTP, Path: "/healthz", Port: 8080}, Interval: time.Minute, Timeout: 10 * time.Second, Rise: 1, Fall: 2},
 		MaxAge: 90 * time.Minute, DrainTimeout: time.Second, UDPIdleTimeout: 1500 * time.Millisecond, AccessLog: true,
 	}

@@ -93,7 +93,7 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 		Cluster:  f.pool.Cluster,
 		Internal: f.pool.Internal,
 		External: f.pool.External,
-		Limits:   &forward.Limits{HalfClosed: f.proxy.HalfClosed, Idle: port.IdleTimeout, Age: port.MaxAge},
+		Limits:   &forward.Limits{HalfClosed: port.HalfClosedTimeout, Idle: port.IdleTimeout, Age: port.MaxAge},
 	}
 	old := f.Swap(v)
 	same := sameButEndpoints(old.Port, port)

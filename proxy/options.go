@@ -27,9 +27,6 @@ type Options struct {
 	// new Service to the same endpoint.
 	FirstTurn func() uint32
 
-	// HalfClosed is the idle time after which a half-closed connection is ended; 0 = never.
-	HalfClosed time.Duration
-
 	// AffinityPerPort and AffinityTotal limit the number of clients that have session affinity.
 	AffinityPerPort, AffinityTotal int64
 
@@ -70,7 +67,6 @@ func Defaults() Options {
 		Options:         stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
 		Limits:          budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},
 		FirstTurn:       rand.Uint32,
-		HalfClosed:      10 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,
 		CheckInterval:   10 * time.Second,

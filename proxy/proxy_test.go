@@ -130,6 +130,25 @@ var _ = Describe("a Proxy", func() {
 		Expect(p.Connections()).To(BeEquivalentTo(2))
 	})
 
+	It("ends half-closed connections after the timeout of their Service", func() {
+		release := make(chan struct{})
+		DeferCleanup(func() { close(release) })
+		holds := func(c net.Conn) { // keeps its side open
+			fmt.Fprint(c, "held")
+			<-release
+		}
+		hurried := service("hurried", "10.96.0.1", lab.Backend(holds))
+		hurried.Ports[0].HalfClosedTimeout = 200 * time.Millisecond
+		p.Apply([]config.Service{hurried, service("slow", "10.96.0.2", lab.Backend(holds))})
+		for _, name := range []string{"slow", "hurried"} {
+			c := dial(name)
+			Expect(answer(c)).To(Equal("held"))
+			Expect(c.(*net.TCPConn).CloseWrite()).To(Succeed())
+		}
+		Eventually(func() map[outcome.Outcome]int64 { return p.Stats().Ends }).WithTimeout(5 * time.Second).Should(HaveKeyWithValue(outcome.HalfClosed, BeEquivalentTo(1)))
+		Expect(p.Connections()).To(BeEquivalentTo(1), "the other Service has the default")
+	})
+
 	It("marks only cluster IPs as exclusive to a Service for the portal", func() {
 		svc := service("web", "10.96.0.1")
 		svc.Ports[0].VIPs = append(svc.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80})

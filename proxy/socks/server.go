@@ -17,6 +17,7 @@ import (
 	"github.com/things-go/go-socks5"
 	"github.com/things-go/go-socks5/statute"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -226,7 +227,7 @@ func (s *Server) dialDirectly(ctx context.Context, host string, port uint16) (ne
 // forward forwards a connection that is not to a Service, and returns when it has ended.
 func (s *Server) forward(c *client, to *net.TCPConn) {
 	done := make(chan struct{})
-	flow := forward.Copy(c, to, forward.Limits{HalfClosed: s.proxy.HalfClosed}, forward.Done(func(outcome.Result) { close(done) }))
+	flow := forward.Copy(c, to, forward.Limits{HalfClosed: config.DefaultPolicy().HalfClosedTimeout}, forward.Done(func(outcome.Result) { close(done) }))
 	s.mu.Lock()
 	s.direct[flow] = struct{}{}
 	s.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/outcome"
 )
@@ -22,8 +23,6 @@ const (
 	maxConnections = 16384
 	// dialTimeout is the time for a destination to answer. The client's kernel resends its SYN for longer.
 	dialTimeout = 30 * time.Second
-	// halfClosedTimeout is the default of --half-closed-timeout.
-	halfClosedTimeout = 10 * time.Minute
 )
 
 // connect carries a TCP connection until it has ended. It completes the client's handshake only when the
@@ -56,7 +55,7 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 		return
 	}
 	ended := make(chan struct{})
-	flow := forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{HalfClosed: halfClosedTimeout}, forward.Done(func(outcome.Result) { close(ended) }))
+	flow := forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{HalfClosed: config.DefaultPolicy().HalfClosedTimeout}, forward.Done(func(outcome.Result) { close(ended) }))
 	defer context.AfterFunc(u.ctx, flow.Break)()
 	<-ended
 }

@@ -122,7 +122,6 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "Maximum time between probes of a quarantined endpoint, and maximum quarantine of an endpoint that is not probed")
 	f.registerSettings(flags, config.GroupEndpoints)
 	cli.Group(flags, config.GroupEndpoints)
-	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "Idle timeout of a half-closed connection. 0 = none")
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "Idle time before the first TCP keepalive probe, to client and endpoint; at most 9h6m7s")
 	f.registerSettings(flags, config.GroupTimeouts)
 	cli.Group(flags, config.GroupTimeouts)

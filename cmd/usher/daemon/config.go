@@ -209,7 +209,6 @@ func (c *Config) checkNumbers() error {
 		atLeast("portal-check-interval", o.CheckInterval, 100*time.Millisecond),
 		atLeast("quarantine", o.Quarantine.First, 0),
 		atLeast("quarantine-max", o.Quarantine.Max, 0),
-		atLeast("half-closed-timeout", o.HalfClosed, 0),
 		between("keepalive", o.Keepalive, time.Second, maxKeepalive),
 		atLeast("drain-timeout", c.DrainTimeout, 0),
 		between("max-connections", o.MaxConnections, 0, maxCount),
