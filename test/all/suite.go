@@ -25,6 +25,9 @@ const module = "github.com/usherproxy/usher"
 // reports.
 const reportsVariable = "USHER_TEST_REPORTS"
 
+// packagesAtOnce is go test's number of packages that run at the same time. Most specs of packages wait for timeouts.
+const packagesAtOnce = "-p=4"
+
 // suite is a row of the table: packages for go test, or commands that must
 // succeed.
 type suite struct {
@@ -148,7 +151,7 @@ func (r *result) test() error {
 	if err != nil {
 		return err
 	}
-	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, "-vet=off", "-exec=" + self} // lint has vetted everything
+	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, packagesAtOnce, "-vet=off", "-exec=" + self} // lint has vetted everything
 	env := []string{raceExit, reportsVariable + "=" + dir}
 	if r.race {
 		args = append(args, "-race")
