@@ -107,7 +107,7 @@ func (p *Proxy) reportLeftOut() {
 	}
 	switch {
 	case left > before:
-		needed := b.NeededFor(left)
+		needed := max(b.NeededFor(left), b.Descriptors+int64(left)) // clients may have the others
 		p.Log.WithFields(logrus.Fields{"limit": b.Descriptors, "listeners": b.Listeners.Load(), "notServed": left, "needed": needed}).
 			Errorf("Open files limit of %d is too low: %d service ports are not served and refuse clients; raise it to %d or more (ulimit -n, LimitNOFILE=)", b.Descriptors, left, needed)
 	case left == 0 && before > 0:

@@ -106,7 +106,7 @@ func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 // AdmitListener returns an error if there is no capacity for another listener of a Service in namespace. local means
 // that it gets one of the kernel's ephemeral ports. The number of such listeners is limited, so that Services with many
 // ports leave enough ports for the node's own connections. A namespace with more than half of all listeners gets none
-// of the last eighth.
+// of the last eighth. While clients use all other descriptors, new listeners take up to a quarter of the reserved ones.
 func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 	b.mu.Lock()
 	large := 2*b.inNamespace[namespace] > b.Listeners.Load()
@@ -119,6 +119,9 @@ func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 	}
 	if most, rest := share(b.maxListeners()); b.Listeners.Load() >= most {
 		return fmt.Errorf("%w: of %d descriptors, %d may be listeners%s", ErrOpenFiles, b.Descriptors, most, rest)
+	}
+	if used, of := b.Used(); used >= of+(b.Descriptors-of)/4 {
+		return fmt.Errorf("%w: of %d descriptors, %d are in use, most of them by clients", ErrOpenFiles, b.Descriptors, used)
 	}
 	open, most := b.localListeners(udp)
 	if most, rest := share(most); local && most > 0 && open.Load() >= most {

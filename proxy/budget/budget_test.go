@@ -134,6 +134,23 @@ func TestProbesFitIntoReservedDescriptors(t *testing.T) {
 	}
 }
 
+func TestListenersLeaveReservedDescriptorsIfClientsUseTheOthers(t *testing.T) {
+	g := NewWithT(t)
+	b := Of(1024, usual) // 256 of them are reserved
+	var clients, listeners int64
+	for b.TakeConnection(1, 1) == nil {
+		clients++
+	}
+	for b.AdmitListener("late", false, false) == nil {
+		b.CountListener("late", 80, false, 1)
+		listeners++
+	}
+	g.Expect(2*clients + listeners).To(BeEquivalentTo(768 + 256/4))
+	g.Expect(b.AdmitListener("late", false, false)).To(MatchError(ErrOpenFiles))
+	b.Connections.Add(-1)
+	g.Expect(b.AdmitListener("late", false, false)).To(Succeed())
+}
+
 func TestListenersLeaveLocalPortsToTheNode(t *testing.T) {
 	g := NewWithT(t)
 	b := Of(1<<20, usual)

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -112,7 +113,7 @@ func (p *Prober) get(ctx context.Context, pr probe) error {
 	}
 	response, err := transport.RoundTrip(r)
 	if err != nil {
-		return err
+		return cmp.Or(ctx.Err(), err) // AfterFunc may have closed the connection first
 	}
 	defer response.Body.Close()
 	if response.StatusCode < 200 || response.StatusCode > 399 {
