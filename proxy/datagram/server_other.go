@@ -7,7 +7,6 @@ import (
 	"iter"
 	"os"
 	"runtime"
-	"time"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"

@@ -54,12 +54,12 @@ var _ = Describe("the connection limit of endpoints", func() {
 		c.annotate("web", limit, "few")
 		c.annotate("web", timeout, "0s")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
-			ContainSubstring(`metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "few": must be a number of connections from 1 to 1000000, or 0 for no limit`),
+			ContainSubstring(`metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "few": must be 0 or a number from 1 to 1000000`),
 			ContainSubstring(`metadata.annotations[usher.io/queue-timeout]: Invalid value: "0s": must be a duration from 1s to 24h`)))
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
 		status := func() (answer, error) { return get(c.node, adminURL+"/api/v1/status") }
 		Eventually(status).WithTimeout(soon).Should(HaveField("Body", And(ContainSubstring("1 Service needs attention: "),
-			ContainSubstring("PartNotServed"), ContainSubstring("must be a number of connections from 1 to 1000000"))))
+			ContainSubstring("PartNotServed"), ContainSubstring("must be 0 or a number from 1 to 1000000"))))
 
 		By("removing the annotation while a client waits")
 		c.annotate("web", timeout, "5m")
