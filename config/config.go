@@ -160,7 +160,8 @@ type ServicePort struct {
 
 	// Cluster, Internal and External are the endpoints that a new connection may use. Internal and External follow the
 	// Service's traffic policies for clients of cluster IPs and for clients from outside. If a policy is Cluster, its
-	// list equals the field Cluster. Clients on this node use Cluster under any external policy.
+	// list equals the field Cluster. For external VIPs, clients on this node use
+	// Cluster under either policy.
 	Cluster, Internal, External []Endpoint
 
 	// InternalLocal and ExternalLocal say that the policy is Local. If only other nodes have usable endpoints, portals

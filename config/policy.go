@@ -3,12 +3,13 @@ package config
 import "time"
 
 // Policy is how the connections of a service port are treated. usher's flags set the policy of the node, and the
-// annotations of a Service replace parts of it for its ports. In each field, 0 means none.
+// annotations of a Service replace parts of it for its ports. Unless a field says otherwise, 0
+// means none.
 type Policy struct {
 	// Scheduler selects the endpoint for a new connection; 0 is RoundRobin.
 	Scheduler Scheduler
 
-	// Probe is how all endpoints are probed, failed or not.
+	// Probe configures the probes of all endpoints, even of healthy ones.
 	Probe Probe
 
 	// EndpointLimit is the maximum number of open connections or associations per endpoint, and QueueTimeout the
@@ -31,7 +32,8 @@ type Policy struct {
 	DrainTimeout time.Duration
 
 	// UDPIdleTimeout is how long a UDP session stays open without a datagram in either direction. Until an endpoint has
-	// answered, UnansweredTimeout applies if it is shorter. Both are 0 only for other protocols.
+	// answered, UnansweredTimeout applies if it is shorter. For other protocols, both
+	// are 0.
 	UDPIdleTimeout, UnansweredTimeout time.Duration
 
 	// AccessLog is set if the connections are in the access log.

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/spf13/pflag"
 )
 
 // Setting is a field of a Policy that users can set: for all Services with a flag, for one with an annotation.
@@ -17,19 +15,19 @@ type Setting struct {
 	// Name is the name of the annotation without the prefix "usher.io/". Flag is the name of the flag if it differs.
 	Name, Flag string
 
-	// Group is the flag's group in --help, and Usage its description: the effect, and then what 0 does.
+	// Group is the flag's group in --help. Usage describes the flag: its effect, and then the meaning of 0.
 	Group, Usage string
 
-	// AWS is the end of the name of the annotation with the same effect for AWS's load balancers; "" if there is none.
-	// AWS gives durations in seconds.
+	// AWS is the name, without its prefix, of the annotation of AWS load balancers with the same effect; "" if there is
+	// none. Its durations are in seconds.
 	AWS string
 
-	// Least and Most are the limits of a duration in nanoseconds, or of a number. If Least is 0, 0 means none. If Most is
-	// 0, the flag has no maximum, but the annotation is limited to maxAnnotated. AWSMost is the maximum of AWS's
-	// annotation in seconds if it is not Most.
+	// Least and Most are the limits of a duration in nanoseconds, or of a number. If Least is 0, users may set 0
+	// for none. If Most is 0, the flag has no maximum, and the annotation is limited to minAnnotated and maxAnnotated.
+	// AWSMost is the maximum of AWS's annotation in seconds; if it is 0, Most applies.
 	Least, Most, AWSMost int64
 
-	// OnlyUDP and NotUDP say that the setting has no effect on other protocols, or on UDP.
+	// OnlyUDP says that the setting has no effect on other protocols, NotUDP that it has none on UDP.
 	OnlyUDP, NotUDP bool
 
 	// At returns the field: a *time.Duration, *int, *bool, *Scheduler or *Check.
@@ -56,7 +54,7 @@ var Settings = []Setting{
 	{Name: "probe-interval", Group: GroupEndpoints, AWS: "healthcheck-interval", Least: int64(time.Second), Most: int64(time.Hour),
 		Usage: "Time from the end of a --probe check to the next one of the same endpoint",
 		At:    func(p *Policy) any { return &p.Probe.Interval }},
-	{Name: "probe-timeout", Group: GroupEndpoints, AWS: "healthcheck-timeout", Least: int64(100 * time.Millisecond), Most: int64(2 * time.Minute), // Most is AWS's
+	{Name: "probe-timeout", Group: GroupEndpoints, AWS: "healthcheck-timeout", Least: int64(100 * time.Millisecond), Most: int64(2 * time.Minute), // Most: as with AWS
 		Usage: "Timeout of a --probe check",
 		At:    func(p *Policy) any { return &p.Probe.Timeout }},
 	{Name: "probe-rise", Group: GroupEndpoints, AWS: "healthcheck-healthy-threshold", Least: 1, Most: 100,
@@ -88,7 +86,7 @@ var Settings = []Setting{
 		Usage: "Time that a connection stays open after its endpoint is removed or starts terminating; usher then closes it when it is idle, at the latest after another 1/8 of this time. 0 = no limit",
 		At:    func(p *Policy) any { return &p.DrainTimeout }},
 	{Name: "udp-idle-timeout", Group: GroupLimits, Least: int64(100 * time.Millisecond), OnlyUDP: true,
-		Usage: "Idle timeout of a UDP session once its endpoint has responded; before that, 1m at most unless the Service sets it",
+		Usage: "Idle timeout of a UDP session once its endpoint has responded; before that, 1m at most, or the value that the Service sets",
 		At:    func(p *Policy) any { return &p.UDPIdleTimeout }},
 	{Name: "access-log", Flag: "access-log-default", Group: GroupServers, AWS: "access-log-enabled",
 		At: func(p *Policy) any { return &p.AccessLog }},
@@ -102,48 +100,26 @@ func (s *Setting) FlagName() string {
 	return s.Name
 }
 
-// Register registers the flag, which sets the field of p. Its default is the field's value.
-func (s *Setting) Register(flags *pflag.FlagSet, p *Policy) {
-	name, usage := s.FlagName(), s.Usage+". Per Service: usher.io/"+s.Name
-	switch v := s.At(p).(type) {
-	case *time.Duration:
-		flags.DurationVar(v, name, *v, usage)
-	case *int:
-		flags.IntVar(v, name, *v, usage)
-	case *bool:
-		flags.BoolVar(v, name, *v, usage)
-	case *Scheduler:
-		flags.TextVar(v, name, *v, usage)
-	case *Check:
-		flags.TextVar(v, name, *v, usage)
-	}
-}
-
 // CheckFlags returns an error that names the first flag whose value in p is outside its limits.
 func (p *Policy) CheckFlags() error {
 	for i := range Settings {
 		s := &Settings[i]
-		var value any = *new(int)
-		n, text := int64(0), func(n int64) any { return n }
-		switch v := s.At(p).(type) {
-		case *time.Duration:
-			n, value, text = int64(*v), *v, func(n int64) any { return time.Duration(n) }
-		case *int:
-			n, value = int64(*v), *v
-		default:
+		v := reflect.ValueOf(s.At(p)).Elem()
+		if !v.CanInt() { // no duration or number
 			continue
 		}
-		if n < s.Least {
-			return fmt.Errorf("--%s: invalid value \"%v\": must be at least %v", s.FlagName(), value, text(s.Least))
+		as := func(n int64) any { return reflect.ValueOf(n).Convert(v.Type()) }
+		if v.Int() < s.Least {
+			return fmt.Errorf("--%s: invalid value \"%v\": must be at least %v", s.FlagName(), v, as(s.Least))
 		}
-		if s.Most > 0 && n > s.Most {
-			return fmt.Errorf("--%s: invalid value \"%v\": must be at most %v", s.FlagName(), value, text(s.Most))
+		if s.Most > 0 && v.Int() > s.Most {
+			return fmt.Errorf("--%s: invalid value \"%v\": must be at most %v", s.FlagName(), v, as(s.Most))
 		}
 	}
 	return nil
 }
 
-// The limits of annotations without a maximum of their own. Below 1 s, a UDP session could end before its answer; above
+// The limits of annotations of durations whose Most is 0. Below 1 s, a UDP session could end before its answer; above
 // a day, it would outlive most clients.
 const (
 	minAnnotated = time.Second
@@ -171,7 +147,7 @@ func (s *Setting) Annotate(p *Policy, text string) error {
 	return err
 }
 
-// limits returns the limits of the annotation, apart from 0.
+// limits returns the limits of the annotation's values other than 0.
 func (s *Setting) limits() (least, most int64) {
 	if s.Most == 0 {
 		return max(s.Least, int64(minAnnotated)), int64(maxAnnotated)
@@ -272,12 +248,13 @@ func (s *Setting) Text(p *Policy) string {
 	return fmt.Sprint(reflect.ValueOf(s.At(p)).Elem().Interface())
 }
 
-// ParsePolicy returns the policy with these Texts. It ignores names and values that it does not know: they may come from
-// another version of usher.
+// ParsePolicy returns the policy with these Texts. It ignores names and values that it cannot parse: they may come from
+// another version of usher. It checks no limits.
 func ParsePolicy(texts map[string]string) (p Policy) {
 	for i := range Settings {
-		if text, ok := texts[Settings[i].Name]; ok {
-			_ = Settings[i].parse(&p, text)
+		parsed := p
+		if text, ok := texts[Settings[i].Name]; ok && Settings[i].parse(&parsed, text) == nil {
+			p = parsed
 		}
 	}
 	return p

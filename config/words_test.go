@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,8 +26,13 @@ func TestCutShortensLongText(t *testing.T) {
 func TestMessagesAreLimitedPerNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
+		var mu sync.Mutex // each call comes from another goroutine
 		leftOut := map[string]int{}
-		w := &Words{LeftOut: func(namespace string, n int) { leftOut[namespace] += n }}
+		w := &Words{LeftOut: func(namespace string, n int) {
+			mu.Lock()
+			leftOut[namespace] += n
+			mu.Unlock()
+		}}
 		said := map[string]int{}
 		for range 3600 * 20 { // an hour
 			if w.Allow("loud", time.Now()) {

@@ -120,8 +120,11 @@ func (c *connectCommand) complete(cmd *cobra.Command) error {
 	if c.socks == "" {
 		return nil
 	}
-	if c.SOCKS, err = laptop.NewSOCKS(c.socks, c.names.options.Domain); err != nil {
+	server, err := laptop.NewSOCKS(c.socks, c.names.options.Domain)
+	if err != nil {
 		return cli.Usage(err)
 	}
+	server.HalfClosed = c.Policy.HalfClosedTimeout
+	c.SOCKS = server
 	return nil
 }

@@ -72,7 +72,6 @@ type manifestFlags struct {
 	proxyName     string
 	node          config.Node
 	policy        config.Policy // the node's
-	noAccessLog   bool
 }
 
 func (f *manifestFlags) register(flags *pflag.FlagSet) {
@@ -87,7 +86,7 @@ func (f *manifestFlags) check(stdin io.Reader, paths []string) (*manifest.Result
 	if err := f.allocation.Parse(&o); err != nil {
 		return nil, err
 	}
-	o.ServiceProxyName, o.Policy, o.NoAccessLog = f.proxyName, f.policy, f.noAccessLog
+	o.ServiceProxyName, o.Policy = f.proxyName, f.policy
 	var err error
 	if o.LoadBalancers, err = serve.ParseLoadBalancers(f.loadBalancers); err != nil {
 		return nil, err

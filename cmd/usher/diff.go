@@ -62,15 +62,16 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 	var other *client.NotUsherError
 	switch {
 	case errors.As(err, &unreachable), errors.As(err, &other):
-		diff.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: config.DefaultPolicy().Texts()}
+		diff.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name}
 		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // no rules can be installed in the kernel
 			status.PortalMode = modes.None
 		}
 	case err != nil:
 		return err
 	}
-	_, log := status.Defaults[admin.AccessLog]
-	manifests.policy, manifests.noAccessLog = config.ParsePolicy(status.Defaults), !log
+	if manifests.policy = config.DefaultPolicy(); status.Settings != nil { // an earlier version has none
+		manifests.policy = config.ParsePolicy(status.Settings)
+	}
 	result, err := manifests.check(cmd.InOrStdin(), paths)
 	if err != nil {
 		return err
@@ -84,7 +85,7 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 	if diff.Portal = d.portal; d.portal == "" {
 		diff.Portal = status.PortalMode
 	}
-	compare(&diff, now, status.Defaults, result)
+	compare(&diff, now, status.Settings, result)
 	if d.output != "" {
 		if err := cli.PrintObject(cmd.OutOrStdout(), d.output, diff); err != nil {
 			return err
@@ -106,7 +107,7 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 
 // compare adds to diff the errors and warnings of result, and the changes from the current service ports, now, to those
 // of result.
-func compare(diff *show.Diff, now map[portKey]api.ServicePort, defaults map[string]string, result *manifest.Result) {
+func compare(diff *show.Diff, now map[portKey]api.ServicePort, ofNode map[string]string, result *manifest.Result) {
 	for _, e := range result.Errors {
 		diff.Errors = append(diff.Errors, e.Error())
 	}
@@ -117,7 +118,7 @@ func compare(diff *show.Diff, now map[portKey]api.ServicePort, defaults map[stri
 	owners := map[string]config.PortID{}
 	for _, s := range result.Services {
 		for _, port := range s.Ports {
-			planned := admin.Planned(port, defaults)
+			planned := admin.Planned(port, ofNode)
 			all[portKey{s.Name.String(), planned.Name, planned.Family}] = &planned
 			for _, v := range port.VIPs {
 				at := fmt.Sprintf("%s/%s", v.AddrPort(), port.Protocol)

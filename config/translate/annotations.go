@@ -19,13 +19,10 @@ const AnnotationPrefix = "usher.io/"
 // "node".
 const AnnotationClientAddress = AnnotationPrefix + "client-address"
 
-// The annotations that are not among config.Settings.
-var others = []string{AnnotationClientAddress, AnnotationProxyProtocol, AnnotationAcceptProxyProtocol, AnnotationWeight, AnnotationTopologyKeys}
-
-// own are the known annotations with AnnotationPrefix, sorted, and fromAWS those of AWS's that have an effect.
-var own, fromAWS = func() (own, aws []string) {
-	own = slices.Clone(others)
-	aws = []string{AnnotationAWSDraining, AnnotationAWSDrainTimeout, AnnotationAWSProxyProtocol, awsProbeProtocol, awsProbePath, awsProbePort, awsTargetType}
+// known are the annotations with AnnotationPrefix that have an effect, sorted, and fromAWS those of AWS.
+var known, fromAWS = func() (own, aws []string) {
+	own = []string{AnnotationClientAddress, AnnotationProxyProtocol, AnnotationAcceptProxyProtocol, AnnotationWeight, AnnotationTopologyKeys}
+	aws = []string{annotationAWSDraining, annotationAWSDrainTimeout, AnnotationAWSProxyProtocol, awsProbeProtocol, awsProbePath, awsProbePort, awsTargetType}
 	for _, s := range config.Settings {
 		own = append(own, AnnotationPrefix+s.Name)
 		if s.AWS != "" {
@@ -44,15 +41,14 @@ func Reads(annotation string) bool {
 // unknownAnnotations reports unknown annotations with usher's prefix: most are misspelled.
 func unknownAnnotations(svc *corev1.Service, p *problems) {
 	for _, name := range slices.Sorted(maps.Keys(svc.Annotations)) {
-		if strings.HasPrefix(name, AnnotationPrefix) && !slices.Contains(own, name) {
-			p.add(field.NotSupported(field.NewPath("metadata", "annotations"), name, own))
+		if strings.HasPrefix(name, AnnotationPrefix) && !slices.Contains(known, name) {
+			p.add(field.NotSupported(field.NewPath("metadata", "annotations"), name, known))
 		}
 	}
 }
 
 // annotated is a value of an annotation.
 type annotated struct {
-	name string
 	path *field.Path
 	text string
 }
@@ -62,7 +58,7 @@ func annotation(svc *corev1.Service, name string) (annotated, bool) {
 	if !ok {
 		return annotated{}, false
 	}
-	return annotated{name, field.NewPath("metadata", "annotations").Key(name), strings.TrimSpace(text)}, true
+	return annotated{field.NewPath("metadata", "annotations").Key(name), strings.TrimSpace(text)}, true
 }
 
 func (a annotated) wrong(format string, args ...any) *field.Error {
@@ -84,7 +80,7 @@ func annotatedNodeAddress(svc *corev1.Service, opts Options, p *problems) bool {
 	return false
 }
 
-// The settings with further rules.
+// The settings that policyOf or servicePorts treats specially.
 const (
 	annotationProbe          = AnnotationPrefix + "probe"
 	annotationDrainTimeout   = AnnotationPrefix + "drain-timeout"
@@ -92,14 +88,11 @@ const (
 	annotationAccessLog      = AnnotationPrefix + "access-log"
 )
 
-// policyOf returns the policy for svc: the node's, with the values of svc's annotations. valid are usher's own
-// annotations with valid values.
+// policyOf returns the policy for svc: the node's, with the values of svc's annotations. valid has usher's own
+// annotations among config.Settings that are valid.
 func policyOf(svc *corev1.Service, opts Options, p *problems) (policy config.Policy, valid map[string]annotated) {
 	policy, valid = opts.Policy, map[string]annotated{}
 	for i := range config.Settings {
-		if len(svc.Annotations) == 0 {
-			break
-		}
 		s := &config.Settings[i]
 		var err error
 		a, own := annotation(svc, AnnotationPrefix+s.Name)
@@ -111,7 +104,7 @@ func policyOf(svc *corev1.Service, opts Options, p *problems) (policy config.Pol
 		if err != nil {
 			p.add(a.wrong("%v; the default is used", err))
 		} else if own {
-			valid[a.name] = a
+			valid[AnnotationPrefix+s.Name] = a
 		}
 	}
 	if _, own := annotation(svc, annotationDrainTimeout); !own {

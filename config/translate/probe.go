@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// AWS's annotations about the probes of endpoints that are not among settings.All.
+// AWS's annotations about probes, without those in config.Settings.
 const (
 	awsProbe         = annotationAWS + "healthcheck-"
 	awsProbeProtocol = awsProbe + "protocol"
@@ -21,8 +21,8 @@ const (
 	awsTargetType    = annotationAWS + "nlb-target-type"
 )
 
-// probeOf returns how the endpoints of the service port at path are probed. asked is the Service's annotation for
-// probes, if it has one.
+// probeOf returns how the endpoints of the service port at path are probed. asked is the
+// Service's annotation for probes; zero if it is missing or invalid.
 func probeOf(policy *config.Policy, protocol config.Protocol, asked annotated, path *field.Path, p *problems) config.Probe {
 	if policy.Probe.Wanted(protocol) {
 		return policy.Probe
@@ -33,7 +33,7 @@ func probeOf(policy *config.Policy, protocol config.Protocol, asked annotated, p
 	return config.Probe{}
 }
 
-// probeAsAWS sets the check of policy if AWS's annotations do: if they are valid, and about endpoints, not nodes.
+// probeAsAWS sets the check of policy from AWS's annotations, if these are valid and about endpoints, not nodes.
 func probeAsAWS(svc *corev1.Service, policy *config.Policy, p *problems) {
 	protocol, says := annotation(svc, awsProbeProtocol)
 	path, hasPath := annotation(svc, awsProbePath)

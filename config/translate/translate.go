@@ -144,17 +144,18 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 		if !validPort(port, path, p) {
 			continue
 		}
+		protocol := protocolOf(port.Protocol)
 		for _, ip := range clusterIPs {
 			family := config.FamilyOf(ip)
 			served := config.ServicePort{
 				ID:              config.PortID{Namespace: svc.Namespace, Service: svc.Name, Port: port.Name, Family: family},
-				Protocol:        protocolOf(port.Protocol),
+				Protocol:        protocol,
 				AppProtocol:     value(port.AppProtocol),
 				VIPs:            vips(svc, port, ip, external, path, p),
 				AffinityTimeout: timeout,
-				Policy:          policy.For(protocolOf(port.Protocol)),
+				Policy:          policy.For(protocol),
 				NodeAddress:     nodeAddress,
-				ProxyProtocol:   version.over(protocolOf(port.Protocol), path, p),
+				ProxyProtocol:   version.over(protocol, path, p),
 				InternalLocal:   internalLocal(svc),
 				ExternalLocal:   externalLocal(svc),
 			}

@@ -314,7 +314,7 @@ var _ = Describe("the API of a proxy", func() {
 			return detail.State
 		}).WithTimeout(10 * time.Second).Should(Equal(api.ServiceDegraded))
 		Expect(detail.Ports[0].Settings).To(Equal(map[string]string{"probe": "tcp", "probe-interval": "50ms", "probe-timeout": "10s", "probe-rise": "1", "probe-fall": "2",
-			"scheduler": "rr", "queue-timeout": "30s", "udp-idle-timeout": "2m", "access-log": "true"}))
+			"scheduler": "rr", "queue-timeout": "30s", "half-closed-timeout": "10m", "udp-idle-timeout": "2m", "access-log": "true"}))
 		for _, e := range detail.Details[0].Endpoints {
 			if e.Address == good.String() {
 				Expect(e.State).To(Equal(api.EndpointReady))
@@ -359,13 +359,13 @@ var _ = Describe("the API of a proxy", func() {
 	DescribeTable("plans the settings and the source address of a Service as it serves them", func(own, all bool) {
 		n := newNode(func(o *proxy.Options) { o.NodeAddress = all })
 		svc := service("web", "10.96.0.1")
-		svc.Ports[0].SlowStart, svc.Ports[0].NodeAddress = time.Minute, own
+		svc.Ports[0].SlowStart, svc.Ports[0].AccessLog, svc.Ports[0].NodeAddress = time.Minute, false, own // there is no log
 		n.proxy.Apply([]config.Service{svc})
 		var detail api.ServiceDetail
 		n.get("/services/default/web", &detail)
 		var status api.Status
 		n.get("/status", &status)
-		planned, served := admin.Planned(svc.Ports[0], status.Defaults), detail.Details[0]
+		planned, served := admin.Planned(svc.Ports[0], status.Settings), detail.Details[0]
 		Expect(planned.Settings).To(HaveKeyWithValue("slow-start", "1m"))
 		Expect(planned.Settings).To(Equal(served.Settings))
 		Expect(planned.Source == "node-configured").To(Equal(served.Source == "node-configured"))

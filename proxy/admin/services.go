@@ -413,11 +413,14 @@ func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
 	return &api.Quarantine{Until: h.Until, SecondsLeft: max(0, h.Until.Sub(now)).Seconds(), Probed: h.UntilProbe, Failures: h.Failures, Cause: h.Err.Error()}
 }
 
-// Planned returns the details that port would have in a proxy with these defaults, without listeners, rules and
-// connections.
-func Planned(port config.ServicePort, defaults map[string]string) api.ServicePort {
+// Planned returns the details that port would have in a proxy with the api.Status.Settings of the node, without
+// listeners, rules and connections.
+func Planned(port config.ServicePort, ofNode map[string]string) api.ServicePort {
 	v := proxy.PortView{Port: port}
-	if defaults[clientAddress] == "node" || port.NodeAddress {
+	if _, log := ofNode[accessLog]; !log {
+		v.Port.AccessLog = false
+	}
+	if ofNode[clientAddress] == "node" || port.NodeAddress {
 		v.SourceAddress = portal.SourceConfigured
 	}
 	p := detail(&v, &proxy.Options{}, time.Time{})

@@ -25,7 +25,7 @@ func (a *API) status(*http.Request) (any, error) {
 		Ends:             map[string]int64{},
 		LastQueued:       sync.LastQueued, LastApplied: sync.LastApplied, Restarts: a.opts.Health.Restarts,
 		Repairs:  s.Repaired,
-		Defaults: a.defaults(), Conntrack: a.opts.Conntrack, HealthChecks: a.opts.HealthChecks.addresses(),
+		Settings: a.settings(), Conntrack: a.opts.Conntrack, HealthChecks: a.opts.HealthChecks.addresses(),
 	}
 	open := a.proxy.AddOpenBytes(nil)
 	out.Totals.BytesToEndpoint += open.ToEndpoint
@@ -57,19 +57,19 @@ func (a *API) ends(*http.Request) (any, error) {
 	return list, nil
 }
 
-// Keys of api.Status.Defaults. The first is not a field of a Policy. The second is there if there is an access log.
+// Keys of api.Status.Settings.
 const (
 	clientAddress = "client-address"
-	AccessLog     = "access-log"
+	accessLog     = "access-log"
 )
 
-func (a *API) defaults() map[string]string {
+func (a *API) settings() map[string]string {
 	texts := a.opts.Policy.Texts()
 	if a.proxy.NodeAddress {
 		texts[clientAddress] = "node"
 	}
 	if a.opts.AccessLog != nil {
-		texts[AccessLog] = strconv.FormatBool(a.opts.Policy.AccessLog)
+		texts[accessLog] = strconv.FormatBool(a.opts.Policy.AccessLog)
 	}
 	return texts
 }

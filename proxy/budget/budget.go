@@ -121,7 +121,7 @@ func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 		return fmt.Errorf("%w: of %d descriptors, %d may be listeners%s", ErrOpenFiles, b.Descriptors, most, rest)
 	}
 	if used, of := b.Used(); used >= of+(b.Descriptors-of)/4 {
-		return fmt.Errorf("%w: of %d descriptors, %d are in use, most of them by clients", ErrOpenFiles, b.Descriptors, used)
+		return fmt.Errorf("%w: %d of %d descriptors are in use", ErrOpenFiles, used, b.Descriptors)
 	}
 	open, most := b.localListeners(udp)
 	if most, rest := share(most); local && most > 0 && open.Load() >= most {

@@ -17,7 +17,6 @@ import (
 	"github.com/things-go/go-socks5"
 	"github.com/things-go/go-socks5/statute"
 
-	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -39,6 +38,10 @@ const (
 
 // Server is a SOCKS5 server and an HTTP proxy.
 type Server struct {
+	// HalfClosed is the idle timeout of half-closed connections that are not to a Service; 0 = none. Set it before
+	// Serve.
+	HalfClosed time.Duration
+
 	proxy    *proxy.Proxy
 	domain   string // of the cluster, such as cluster.local
 	log      logrus.FieldLogger
@@ -227,7 +230,7 @@ func (s *Server) dialDirectly(ctx context.Context, host string, port uint16) (ne
 // forward forwards a connection that is not to a Service, and returns when it has ended.
 func (s *Server) forward(c *client, to *net.TCPConn) {
 	done := make(chan struct{})
-	flow := forward.Copy(c, to, forward.Limits{HalfClosed: config.DefaultPolicy().HalfClosedTimeout}, forward.Done(func(outcome.Result) { close(done) }))
+	flow := forward.Copy(c, to, forward.Limits{HalfClosed: s.HalfClosed}, forward.Done(func(outcome.Result) { close(done) }))
 	s.mu.Lock()
 	s.direct[flow] = struct{}{}
 	s.mu.Unlock()

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"fmt"
 	"math"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -142,11 +144,28 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	cli.Retire(flags, "trace-connections", false, "4,096 connections are kept")
 }
 
+type textFlag interface {
+	encoding.TextMarshaler
+	encoding.TextUnmarshaler
+}
+
 // registerSettings registers the flags of a group that set the node's policy.
 func (f *Flags) registerSettings(flags *pflag.FlagSet, group string) {
 	for i := range config.Settings {
-		if s := &config.Settings[i]; s.Group == group {
-			s.Register(flags, &f.Policy)
+		s := &config.Settings[i]
+		if s.Group != group {
+			continue
+		}
+		name, usage := s.FlagName(), s.Usage+". Per Service: "+translate.AnnotationPrefix+s.Name
+		switch v := s.At(&f.Policy).(type) {
+		case *time.Duration:
+			flags.DurationVar(v, name, *v, usage)
+		case *int:
+			flags.IntVar(v, name, *v, usage)
+		case *bool:
+			flags.BoolVar(v, name, *v, usage)
+		case textFlag:
+			flags.TextVar(v, name, v, usage)
 		}
 	}
 }

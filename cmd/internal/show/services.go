@@ -36,7 +36,7 @@ var Services = []Column[api.Service]{
 	{Title: "TO CLIENTS", Right: true, Wide: true, Rank: 6, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
 	{Title: "QUEUED", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
 	{Title: "AFFINITY", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds, Seconds) }},
-	{Title: "SETTINGS", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(strings.Join(ofPorts(s, settings), "; ")) }},
+	{Title: "SETTINGS", Wide: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(strings.Join(ofPorts(s, settings), "; ")) }},
 	{Title: "LISTENS ON", Wide: true, Rank: 9, Cell: func(s api.Service) string {
 		return dash(Few(ofPorts(s, func(p api.PortSummary) string { return p.Listener })))
 	}},

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -19,6 +20,8 @@ import (
 
 // SOCKS is a SOCKS5 and HTTP proxy that resolves the names of Services. It implements daemon.Server.
 type SOCKS struct {
+	HalfClosed time.Duration // that of socks.Server
+
 	address, domain string
 
 	end     context.CancelFunc
@@ -42,7 +45,9 @@ func NewSOCKS(address, domain string) (*SOCKS, error) {
 func (s *SOCKS) Start(ctx context.Context, p *proxy.Proxy, takeOver bool, log logrus.FieldLogger) error {
 	var server *socks.Server
 	listen := func() (err error) {
-		server, err = socks.Listen(s.address, s.domain, p, log)
+		if server, err = socks.Listen(s.address, s.domain, p, log); err == nil {
+			server.HalfClosed = s.HalfClosed
+		}
 		return err
 	}
 	failed := listen()

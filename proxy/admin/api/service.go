@@ -93,7 +93,8 @@ type PortSummary struct {
 	// Listener is the first of the addresses that usher listens on for it; left out while there is none.
 	Listener string `json:"listener,omitempty"`
 	// Settings are the values that apply to its connections, by the names of the annotations without usher.io/
-	// (docs/services.md), such as "scheduler": "rr". Limits and times that are 0 are left out.
+	// (docs/services.md), such as "scheduler": "rr". Left out are limits and times that are 0, and "access-log" if its
+	// clients are not logged.
 	Settings map[string]string `json:"settings"`
 	// ProxyProtocol is left out if no PROXY protocol headers are sent to endpoints or accepted from load
 	// balancers.

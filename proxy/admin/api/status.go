@@ -65,10 +65,10 @@ type Status struct {
 	// Restarts are the restarts by a keeper; left out if there were none.
 	Restarts *Restarts `json:"restarts,omitempty"`
 
-	// Defaults are the settings of Services that do not set their own, as in PortSummary. "client-address" is node if
-	// endpoints see this node's address for all Services; otherwise it is left out. "access-log" is left out if there
-	// is no access log.
-	Defaults map[string]string `json:"defaults"`
+	// Settings are those of Services without annotations, as in PortSummary. "client-address" is node if endpoints see
+	// this node's address for all Services; otherwise it is left out. "access-log" is true or false; it is left out if
+	// there is no access log.
+	Settings map[string]string `json:"settings"`
 
 	// Conntrack holds the kernel's connection tracking settings that usher was configured to set at its start, by
 	// name in net.netfilter; left out if there were none.
